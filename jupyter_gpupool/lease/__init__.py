@@ -1,0 +1,1 @@
+"""A lease: a Dask cluster of its own."""

@@ -1,0 +1,1 @@
+"""A GPU host: agent, reader, launcher, guard."""
