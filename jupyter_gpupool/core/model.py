@@ -306,6 +306,46 @@ class Slice:
     generation: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What one poll of the driver says of one device. `None`: the driver does not support it, which is never bad."""
+
+    device: str
+    #: milliseconds of the reader's clock
+    now: int
+    #: The driver's name of the error that every call on this device returns ("GPU_IS_LOST"), or "".
+    error: str = ""
+    utilisation: int | None = None  # percent
+    memory_used: int | None = None  # bytes
+    temperature: int | None = None  # degrees Celsius
+    power: int | None = None  # milliwatts
+    recovery_action: int | None = None  # NVML field 230
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    ecc_uncorrected: int | None = None  # volatile count since the driver was loaded
+    slowdown: int | None = None  # bits of the clocks' event reasons
+    pcie_width: int | None = None
+    nvlinks: tuple[bool, ...] | None = None  # state by link
+    nvlink_errors: int | None = None  # replays and recoveries so far
+    #: (PID, bytes) of the compute processes on it.
+    processes: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvmlEvent:
+    """What the driver announced between two polls."""
+
+    device: str
+    now: int
+    #: "xid", "ecc_double", "recovery_action", "unavailable", "mig_config"…
+    kind: str
+    #: The XID, where it is one.
+    xid: int = 0
+    #: GPU instance and compute instance, or -1: the whole device.
+    gpu_instance: int = -1
+    compute_instance: int = -1
+
+
 # --------------------------------------------------------------------------------------------------------- pool events
 
 
