@@ -1,0 +1,41 @@
+# The two commands of the README are `make demo` and `make test`; both need Python 3.11+ (with venv) and make only.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PORT ?= 8888
+MINUTES ?= 30
+SEED ?= 1
+
+.PHONY: help demo test lint clean
+
+help:
+	@echo "make demo         install into .venv, run the tour on an embedded pool, then serve JupyterLab with it"
+	@echo "make demo ONCE=1  the same, but end after the tour; the last line is its result as JSON"
+	@echo "make test         install into .venv, check the style and run all tests"
+	@echo "make clean        remove what the others made"
+
+demo: $(VENV)/.demo
+	$(BIN)/python examples/demo.py $(if $(ONCE),--once) --port $(PORT)
+
+test: $(VENV)/.dev lint
+	$(BIN)/python -m pytest tests
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@ $(VENV)/.demo
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
