@@ -1,0 +1,440 @@
+"""Nothing that a holder of the pool's own certificate sends is executed, by controller or agent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from jupyter_gpupool import wire
+from tests.pki import TestAuthority
+
+#: A closed (or, to see that the canaries can sing, an open) controller or agent in a process of its own.
+HOST = """
+import asyncio, json, sys
+import dask
+from jupyter_gpupool import wire
+
+role, closed, address, pair = sys.argv[1], sys.argv[2] == "closed", sys.argv[3], json.loads(sys.argv[4])
+dask.config.set(wire.SETTINGS)
+from distributed import Scheduler, Worker
+from distributed.spans import SpansSchedulerExtension
+
+async def main():
+    security = wire.security(**pair)
+    if role == "controller":
+        server = Scheduler(host="127.0.0.1", port=0, protocol="tls", security=security, dashboard=False,
+                           dashboard_address="127.0.0.1:0", extensions={"spans": SpansSchedulerExtension})
+    else:
+        server = Worker(address, host="tls://127.0.0.1", protocol="tls", security=security, nthreads=1,
+                        name="node-1", memory_limit=0, dashboard=False, dashboard_address="127.0.0.1:0", extensions={})
+    if closed:
+        wire.close_comms()
+        wire.shut(server, role, {})
+        wire.quieten(server)
+    await server
+    print(server.address, flush=True)
+    await server.finished()
+
+asyncio.run(main())
+"""
+WAIT = 20
+
+
+class Bomb:
+    """Whoever unpickles it creates the file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self):
+        return (os.mkdir, (self.path,))
+
+
+class Hosts:
+    """The two servers, closed or open."""
+
+    def __init__(self, folder: Path, *, closed: bool) -> None:
+        self.pair = TestAuthority().pair("node-1")
+        self.folder = folder
+        self.mode = "closed" if closed else "open"
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+        self.addresses: dict[str, str] = {}
+        self._start("controller")
+        self._start("agent")
+
+    def _start(self, role: str) -> None:
+        arguments = [role, self.mode, self.addresses.get("controller", ""), json.dumps(vars(self.pair))]
+        with (self.folder / f"{role}.log").open("w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-c", HOST, *arguments],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=self.folder,
+            )
+        self.processes[role] = process
+        assert process.stdout
+        self.addresses[role] = process.stdout.readline().strip()
+        assert self.addresses[role], (self.folder / f"{role}.log").read_text()
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait(WAIT)
+            process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory):
+    hosts = Hosts(tmp_path_factory.mktemp("closed"), closed=True)
+    yield hosts
+    hosts.close()
+
+
+async def _connect(hosts: Hosts, role: str):
+    from distributed.comm import connect
+
+    security = wire.security(**vars(hosts.pair))
+    return await connect(hosts.addresses[role], timeout=WAIT, **security.get_connection_args("client"))
+
+
+async def _send(hosts: Hosts, role: str, *messages: object) -> None:
+    """Send the messages over one connection and wait until the server has answered or hung up."""
+    comm = await _connect(hosts, role)
+    try:
+        for message in messages:
+            await comm.write(message)
+        await asyncio.wait_for(comm.read(), 3)
+    except (OSError, TimeoutError):
+        pass
+    finally:
+        comm.abort()
+
+
+async def _send_frames(hosts: Hosts, role: str, *messages: list[bytes]) -> None:
+    """Send frames as they are, past what Dask would make of a message."""
+    from distributed import protocol
+
+    comm = await _connect(hosts, role)
+    original = protocol.dumps
+    try:
+        for frames in messages:
+            protocol.dumps = lambda *_args, frames=frames, **_kwargs: frames
+            await comm.write({})
+        await asyncio.wait_for(comm.read(), 3)
+    except (OSError, TimeoutError):
+        pass
+    finally:
+        protocol.dumps = original
+        comm.abort()
+
+
+def _pickled_frame(hosts, role, bomb):
+    from distributed.protocol import ToPickle
+
+    return _send(hosts, role, {"op": "echo", "data": ToPickle(bomb)})
+
+
+def _serialised_frame(hosts, role, bomb):
+    from distributed.protocol import to_serialize
+
+    return _send(hosts, role, {"op": "echo", "data": to_serialize(bomb)})
+
+
+def _serialised_in_one_frame(hosts, role, bomb):
+    """A marker of value 0 builds a Serialized from inside the first frame; update-graph unpickles it."""
+    graph = _graph({"__Serialized__": 0, "data": _serialized(bomb)})
+    first = msgpack.dumps({"op": "connection_stream", "reply": False})
+    return _send_frames(hosts, role, [first], [msgpack.dumps(graph, use_bin_type=True)])
+
+
+def _pickled_in_handshake(hosts, role, bomb):
+    """The very first message on a connection, before there are operations at all."""
+    from distributed import protocol
+
+    async def attack():
+        original = protocol.dumps
+        frames = original({"op": "echo", "data": protocol.ToPickle(bomb)})
+        protocol.dumps = lambda *_args, **_kwargs: frames
+        try:
+            (await _connect(hosts, role)).abort()
+        except (OSError, KeyError, ValueError, AttributeError):
+            pass
+        finally:
+            protocol.dumps = original
+        await _until(lambda: Path(bomb.path).exists() or hosts.mode == "closed")
+
+    return attack()
+
+
+async def _until(true) -> None:
+    end = time.monotonic() + 3
+    while not true() and time.monotonic() < end:  # noqa: ASYNC110 - another process changes it
+        await asyncio.sleep(0.02)
+
+
+def _enum_marker(hosts, role, bomb):
+    """Not harmful by itself, but it imports a module and reads an attribute of the sender's choice."""
+    data = {"__Enum__": True, "__module__": "distributed", "__name__": "Client", "name": "run"}
+    return _send_frames(hosts, role, [msgpack.dumps({"op": "echo", "data": data})])
+
+
+def _run(operation):
+    def attack(hosts, role, bomb):
+        function = pickle.dumps(bomb)
+        return _send(
+            hosts, role, {"op": operation, "function": function, "args": (), "kwargs": {}, "wait": True}
+        )
+
+    attack.__name__ = operation
+    return attack
+
+
+def _upload_file(hosts, role, bomb):
+    code = f"import os; os.mkdir({bomb.path!r})"
+    return _send(hosts, role, {"op": "upload_file", "filename": "canary.py", "data": code, "load": True})
+
+
+def _serialized(bomb):
+    from distributed.protocol import serialize
+
+    header, frames = serialize(bomb, serializers=["pickle"])
+    return header, [bytes(frame) for frame in frames]
+
+
+def _graph(expression):
+    return {
+        "op": "update-graph",
+        "expr_ser": expression,
+        "keys": (),
+        "span_metadata": {},
+        "internal_priority": {},
+        "submitting_task": None,
+        "user_priority": 0,
+        "actors": False,
+        "fifo_timeout": 0,
+        "code": (),
+        "annotations": {},
+        "stimulus_id": "canary",
+        "client": "canary",
+    }
+
+
+def _worker_stream(hosts, role, bomb):
+    """A worker's stream takes a client's operations unless it is cut."""
+    hello = {
+        "op": "register-worker",
+        "reply": False,
+        "address": "tls://127.0.0.1:9",
+        "status": "running",
+        "nthreads": 1,
+        "name": f"canary-{time.monotonic_ns()}",
+        "resolve_address": False,
+        "now": time.time(),
+        "resources": {},
+        "memory_limit": 0,
+        "metrics": METRICS,
+        "services": {},
+        "local_directory": "",
+        "versions": {},
+        "nanny": None,
+        "extra": {},
+        "stimulus_id": "canary",
+        "server_id": "canary",
+    }
+    return _send(hosts, role, hello, *_work(bomb))
+
+
+METRICS = {
+    "bandwidth": {"total": 1, "workers": {}, "types": {}},
+    "digests_total_since_heartbeat": {},
+    "memory": 0,
+    "spilled_bytes": {"memory": 0, "disk": 0},
+    "managed_bytes": 0,
+    "task_counts": {},
+    "cpu": 0,
+}
+
+
+def _connection_stream(hosts, role, bomb):
+    """`connection_stream` makes a stream of any connection."""
+    return _send(hosts, role, {"op": "connection_stream", "reply": False}, *_work(bomb))
+
+
+def _work(bomb):
+    from distributed.protocol import to_serialize
+
+    compute = {
+        "op": "compute-task",
+        "key": "canary",
+        "run_id": 1,
+        "run_spec": to_serialize(bomb),
+        "who_has": {},
+        "nbytes": {},
+        "priority": [1],
+        "resource_restrictions": {},
+        "actor": False,
+        "annotations": {},
+        "span_id": None,
+        "stimulus_id": "canary",
+    }
+    return _graph(to_serialize(bomb)), compute
+
+
+def _plugin(hosts, role, bomb):
+    more = {
+        "controller": {"op": "register_scheduler_plugin", "idempotent": False},
+        "agent": {"op": "plugin-add"},
+    }
+    return _send(hosts, role, {"plugin": pickle.dumps(bomb), "name": "canary", **more[role]})
+
+
+CANARIES = [
+    _pickled_frame,
+    _serialised_frame,
+    _serialised_in_one_frame,
+    _pickled_in_handshake,
+    _enum_marker,
+    _run("run"),
+    _run("run_function"),
+    _run("run_coroutine"),
+    _upload_file,
+    _worker_stream,
+    _connection_stream,
+    _plugin,
+]
+#: What does run on servers as Dask makes them; so the canaries can sing.
+SINGS = [
+    ("controller", _pickled_frame),
+    ("controller", _serialised_frame),
+    ("controller", _serialised_in_one_frame),
+    ("controller", _pickled_in_handshake),
+    ("controller", _run("run_function")),
+    ("controller", _connection_stream),
+    ("controller", _plugin),
+    ("agent", _pickled_frame),
+    ("agent", _serialised_frame),
+    ("agent", _pickled_in_handshake),
+    ("agent", _run("run")),
+    ("agent", _run("run_coroutine")),
+    ("agent", _upload_file),
+    ("agent", _worker_stream),
+    ("agent", _connection_stream),
+    ("agent", _plugin),
+]
+
+
+async def _answers(hosts: Hosts, role: str) -> bool:
+    comm = await _connect(hosts, role)
+    comm.abort()
+    return True
+
+
+@pytest.mark.parametrize("role", ["controller", "agent"])
+@pytest.mark.parametrize("canary", CANARIES, ids=lambda each: each.__name__.strip("_"))
+def test_nothing_that_a_certificate_holder_sends_is_executed(closed, tmp_path, role, canary):
+    bomb = Bomb(tmp_path / "executed")
+    asyncio.run(canary(closed, role, bomb))
+    assert not (tmp_path / "executed").exists()
+    assert closed.processes[role].poll() is None, "the process is alive after it"
+    assert asyncio.run(_answers(closed, role))
+
+
+def test_the_canaries_sing_where_the_servers_are_not_closed(tmp_path):
+    hosts = Hosts(tmp_path, closed=False)
+    try:
+        for number, (role, canary) in enumerate(SINGS):
+            path = tmp_path / f"executed-{number}"
+            asyncio.run(canary(hosts, role, Bomb(path)))
+            assert path.exists(), (role, canary.__name__)
+    finally:
+        hosts.close()
+
+
+def test_an_error_answer_is_never_unpickled(tmp_path):
+    """Dask's RPC clients unpickle the exception of an answer from plain bytes."""
+    exception, text = pickle.dumps(Bomb(tmp_path / "executed")), "it said no"
+    _, error, _ = wire._plain_exception(exception, None, exception_text=text)
+    assert str(error) == text
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [{}, {"a": (1, 2.5, None, True, b"x", "y")}, {"set": {1, 2}}, {1: {"deep": ((),)}}],
+    ids=["empty", "every plain type", "a set", "keys that are not text"],
+)
+def test_plain_data_passes(data):
+    from distributed.protocol import dumps
+
+    assert wire.loads(dumps(data)) == data
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [],
+        [b""],
+        [b"\xc1"],
+        [msgpack.dumps({}), b"more"],
+        [msgpack.dumps({"a": [{"b": {"__Pickled__": 0}}]})],
+        [msgpack.dumps({"__Serialized__": None})],
+        [msgpack.dumps({"__Enum__": True})],
+        [msgpack.dumps({"__Set__": True})],
+        [b"\x91" * 100_000],
+    ],
+    ids=[
+        "none",
+        "empty",
+        "not msgpack",
+        "two frames",
+        "deep marker",
+        "marker of no value",
+        "enum",
+        "a set of nothing",
+        "deep nesting",
+    ],
+)
+def test_anything_else_is_refused_as_a_lost_connection(frames):
+    with pytest.raises(wire.RefusedFrameError):
+        wire.loads(frames)
+
+
+def test_reports_stay_until_they_are_acknowledged_and_count_once():
+    sent: list[dict] = []
+    outbox, inbox = wire.Outbox("boot-1", sent.extend), wire.Inbox()
+    for name in ("a", "b", "c"):
+        outbox.put({"report": name})
+    assert [each["report"] for each in inbox.fresh("node-1", sent)] == ["a", "b", "c"]
+    outbox.acknowledge(2)
+    assert len(outbox) == 1
+    sent.clear()
+    outbox.put({"report": "d"})
+    outbox.resend()
+    assert [each["report"] for each in sent] == ["d", "c", "d"]
+    assert [each["report"] for each in inbox.fresh("node-1", [sent[1], sent[2], sent[0]])] == ["d"]
+
+
+def test_an_agent_that_starts_anew_counts_from_one_again():
+    inbox = wire.Inbox()
+    for boot in ("first", "second"):
+        report = {"report": "x", "seq": 1, "boot": boot}
+        assert inbox.fresh("node-1", [report]) == [report]
+        assert inbox.fresh("node-1", [report]) == []
+
+
+def test_a_reading_is_always_new_and_never_kept():
+    sent: list[dict] = []
+    outbox, inbox = wire.Outbox("boot-1", sent.extend), wire.Inbox()
+    outbox.tell({"report": "readings"})
+    assert len(outbox) == 0
+    assert inbox.fresh("node-1", sent * 2) == sent * 2
