@@ -71,7 +71,7 @@ FAULTS: tuple[tuple[Fault, str, tuple[str, ...]], ...] = (
             r"cuda error: (misaligned address|invalid program counter|unknown error)",
             r"(cublas|cudnn|cusolver|cusparse)_status_(not_initialized|execution_failed|internal_error)",
             r"fatal[_ ]cuda[_ ]error",
-            r"cudaapierror: \[(70[29]|710|71[5-9]|80[05]|999)\]|cudaapierror: \[700\]",
+            r"cudaapierror: \[(70[029]|710|71[5-9]|80[05]|999)\]",
         ),
     ),
     (
