@@ -740,6 +740,8 @@ def encode(value: Any) -> Any:
         return data
     if isinstance(value, tuple | list):
         return [encode(item) for item in value]
+    if isinstance(value, dict):
+        return {key: encode(item) for key, item in value.items()}
     if isinstance(value, StrEnum):
         return value.value
     return value
@@ -769,6 +771,8 @@ def _decode(kind: Any, data: Any) -> Any:
         return None if data is None else _decode(inner[0], data)
     if origin is tuple:
         return _decode_tuple(get_args(kind), data)
+    if origin is dict:
+        return {key: _decode(get_args(kind)[1], item) for key, item in data.items()}
     if is_dataclass(kind) and isinstance(kind, type):
         return _decode_dataclass(kind, data)
     if isinstance(kind, type) and issubclass(kind, StrEnum):
