@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 #: One order, report or answer: plain data.
 Message = dict[str, Any]
@@ -30,8 +30,10 @@ Message = dict[str, Any]
 OP: Final = "gpupool"
 #: The operation by which the controller acknowledges reports up to `seq`.
 ACK: Final = "gpupool-ack"
-#: The common name in the controller's certificate; an agent takes orders from nobody else.
-CONTROLLER: Final = "controller"
+#: Common names in certificates: an agent takes orders from the controller and nobody else, and the controller
+#: takes a node's reports from that node's agent.
+CONTROLLER: Final = "gpupool controller comm"
+AGENT: Final = "gpupool agent {name}"
 
 #: Dask's settings for both kinds of process. They run no task: watching tasks would only cost idle time.
 SETTINGS: Final[dict[str, Any]] = {
@@ -184,6 +186,11 @@ def security(ca: str, cert: str, key: str) -> Any:
     )
 
 
+def agent_name(node: str) -> str:
+    """The common name in the certificate of a node's agent; a certificate holds 64 characters of it."""
+    return AGENT.format(name=node)[:64]
+
+
 def peer_name(comm: Any) -> str:
     """The common name in the certificate of a comm's other end, or "" where it has none."""
     subject = (comm.extra_info.get("peercert") or {}).get("subject", ())
@@ -222,6 +229,11 @@ class Outbox:
         if self._kept:
             self.send(list(self._kept.values()))
 
+    @property
+    def first(self) -> int:
+        """The number of the oldest report that is kept; 0: none."""
+        return next(iter(self._kept), 0)
+
     def __len__(self) -> int:
         return len(self._kept)
 
@@ -232,16 +244,20 @@ class Inbox:
 
     _last: dict[str, tuple[str, int]] = field(default_factory=dict)
 
-    def fresh(self, node: str, reports: Iterable[Message]) -> list[Message]:
-        """The reports that have not been here before, in their order; those with `seq` 0 are always new."""
-        return [each for each in reports if self._is_new(node, each)]
-
-    def _is_new(self, node: str, report: Message) -> bool:
-        seq, boot = int(report.get("seq", 0)), str(report.get("boot", ""))
-        if seq == 0:
-            return True
+    def is_new(self, node: str, report: Message) -> bool:
+        """Whether a report has not been here before; those with `seq` 0 are always new."""
+        seq, boot = _number(report)
         known, last = self._last.get(node, ("", 0))
-        if known == boot and seq <= last:
-            return False
-        self._last[node] = (boot, seq)
-        return True
+        return seq == 0 or known != boot or seq > last
+
+    def done(self, node: str, report: Message) -> int:
+        """Remember that a report has been dealt with, and return the number to acknowledge; 0: none."""
+        seq, boot = _number(report)
+        if seq:
+            self._last[node] = (boot, seq)
+        return seq
+
+
+def _number(report: Message) -> tuple[int, str]:
+    seq = report.get("seq", 0)
+    return (seq if isinstance(seq, int) else 0), str(report.get("boot", ""))
