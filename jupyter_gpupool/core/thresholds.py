@@ -36,6 +36,9 @@ class Thresholds:
         "errors of one class on one GPU within this time are one incident",
         "Delta study; gpud: 1 min",
     )
+    burst: int = _known(
+        3 * MINUTE, "an incident that never pauses ends after this time", "NVSentinel's burst window"
+    )
     window: int = _known(DAY, "incidents older than this are forgotten", "NVSentinel counts over 24 h")
     repeats_programs: int = _known(
         2,
