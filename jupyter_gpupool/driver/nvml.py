@@ -303,9 +303,9 @@ class Driver:
 
     def _remember(self, handle: Any) -> str:
         uuid = text(pynvml.nvmlDeviceGetUUID(handle))
-        if uuid not in self._handles:
+        if uuid not in self._pci:
             self._pci[uuid] = text(pynvml.nvmlDeviceGetPciInfo(handle).busId).upper()
-            self._handles[uuid] = handle
+        self._handles[uuid] = handle  # a device that was reset may have another one
         return uuid
 
     def _handle(self, uuid: str) -> Any:
@@ -477,7 +477,7 @@ class Driver:
             self._events = pynvml.nvmlEventSetCreate()
             self._registered.clear()
         for uuid, handle in list(self._handles.items()):
-            if uuid in self._registered.values():
+            if self._registered.get(_address(handle)) == uuid:
                 continue
             self._registered[_address(handle)] = uuid
             try:
