@@ -1,0 +1,207 @@
+"""The host process of one slice: `dask_cuda.CUDAWorker` with its Nanny, and no other GPU in sight.
+
+It forks its worker from the launcher's forkserver, whose child it is; one of its own would cost 2.3 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from multiprocessing import forkserver, resource_tracker
+from typing import Any
+
+import dask
+
+from jupyter_gpupool.core.faults import Fault, is_hardware
+from jupyter_gpupool.core.model import Verdict
+from jupyter_gpupool.lease.link import Link, ask
+from jupyter_gpupool.lease.settings import SETTINGS, security
+from jupyter_gpupool.lease.worker import LeaseWorker
+
+logger = logging.getLogger(__name__)
+
+#: What a request may say in its options for dask-cuda, by the names of `CUDAWorker`.
+OPTIONS = (
+    "device_memory_limit",
+    "enable_cudf_spill",
+    "cudf_spill_stats",
+    "rmm_pool_size",
+    "rmm_maximum_pool_size",
+    "rmm_managed_memory",
+    "rmm_async",
+    "rmm_allocator_external_lib_list",
+    "rmm_release_threshold",
+    "rmm_log_directory",
+    "rmm_track_allocations",
+    "enable_tcp_over_ucx",
+    "enable_infiniband",
+    "enable_nvlink",
+    "enable_rdmacm",
+    "pre_import",
+)
+#: Seconds a worker has to close before its host kills it.
+_CLOSE = 5
+
+
+def main(spec: dict[str, Any]) -> None:
+    """Run the worker of one slice until it is ended.
+
+    Args:
+        spec: lease, slice, device (the UUID for `CUDA_VISIBLE_DEVICES`), vram and memory (bytes), scheduler
+        (address),
+            socket, directory, address, ports, credentials, simulated and options, as the agent writes it.
+    """
+    dask.config.set(SETTINGS)
+    # A Nanny hands these to its worker. Its own environment alone would not do: a forkserver's child has
+    # another one.
+    dask.config.set({"distributed.nanny.environ": {**_NANNY, **spec["environ"]}})
+    if not share_forkserver(spec.get("forkserver")):
+        dask.config.set({"distributed.worker.multiprocessing-method": "spawn"})
+    asyncio.run(_serve(spec))
+
+
+#: Dask's own defaults for a worker's environment, which `distributed.nanny.environ` would otherwise replace.
+_NANNY: dict[str, str] = {"RAPIDS_NO_INITIALIZE": "True"}
+
+
+def share_forkserver(given: dict[str, Any] | None) -> bool:
+    """Use the forkserver that this process was forked from for its children too.
+
+    The names with an underscore are private to `multiprocessing`: should one be missing, the answer is False
+    and the caller starts its children plainly.
+
+    Args:
+        given: The forkserver's "address" and, from Python 3.14 on, its "authkey", or None.
+    """
+    server = getattr(forkserver, "_forkserver", None)
+    alive = getattr(server, "_forkserver_alive_fd", None)
+    address = (given or {}).get("address") or getattr(server, "_forkserver_address", None)
+    tracker = getattr(resource_tracker, "_resource_tracker", None)
+    if server is None or alive is None or not address or tracker is None:
+        return False
+    server._forkserver_address = address  # noqa: SLF001 - there is no public way
+    if hasattr(server, "_forkserver_authkey"):
+        if not (given or {}).get("authkey"):
+            return False
+        server._forkserver_authkey = bytes.fromhex((given or {})["authkey"])  # noqa: SLF001 - as above
+    server.ensure_running = tracker.ensure_running
+    return True
+
+
+async def _serve(spec: dict[str, Any]) -> None:
+    host = _Host(spec)
+    link = Link(spec["socket"], host.state, host.obey)
+    link.start()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(name, host.stop)
+    try:
+        await host.run(link)
+    finally:
+        await link.close()
+
+
+class _Host:
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self._spec = spec
+        self._stopped = asyncio.Event()
+        self._state: dict[str, Any] = {"report": "starting", "slice": spec["slice"]}
+        self._nanny: Any = None
+        self._restarts: set[asyncio.Task[Any]] = set()
+
+    def state(self) -> dict[str, Any]:
+        return self._state
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def obey(self, order: dict[str, Any]) -> None:
+        """Carry out an agent's order."""
+        if order.get("order") == "stop":
+            self.stop()
+        elif order.get("order") == "restart" and self._nanny is not None:
+            task = asyncio.create_task(self._nanny.restart(reason=str(order.get("why", "restart"))))
+            self._restarts.add(task)
+            task.add_done_callback(self._restarts.discard)
+
+    async def run(self, link: Link) -> None:
+        """Start the worker, say so, and stay until it ends or is to end."""
+        try:
+            cluster = make_cluster(self._spec)
+            self._nanny = cluster.nannies[0]
+            self._watch_exits(self._nanny)
+            await cluster
+        except Exception as error:
+            logger.exception("the slice's worker did not start")
+            self._say(link, {"report": "failed", "why": f"{type(error).__name__}: {error}"})
+            await asyncio.sleep(0.2)
+            raise SystemExit(1) from error
+        self._say(link, {"report": "started", "worker": self._nanny.worker_address})
+        stopped = asyncio.create_task(self._stopped.wait())
+        finished = asyncio.create_task(cluster.finished())
+        await asyncio.wait((stopped, finished), return_when=asyncio.FIRST_COMPLETED)
+        with contextlib.suppress(Exception):
+            await cluster.close(timeout=_CLOSE)
+        for task in (stopped, finished):
+            task.cancel()
+
+    def _say(self, link: Link, report: dict[str, Any]) -> None:
+        self._state = {**report, "slice": self._spec["slice"]}
+        link.send(self._state)
+
+    def _watch_exits(self, nanny: Any) -> None:
+        """Ask the node's verdict when a worker has died, before another one starts on the same GPU."""
+        restart = nanny._on_worker_exit  # noqa: SLF001 - a Nanny has no public hook for it
+
+        async def on_exit(exitcode: int) -> None:
+            if nanny.status.name == "running" and not self._stopped.is_set():
+                question = {
+                    "report": "suspect",
+                    "slice": self._spec["slice"],
+                    "error": f"exit status {exitcode}",
+                }
+                answer = await ask(self._spec["socket"], question, 2.5)
+                if answer is not None and is_hardware(Fault.HARDWARE, Verdict(answer["verdict"])):
+                    logger.warning("the worker is not started again: %s", answer.get("sentence", ""))
+                    nanny.close_gracefully(reason="device-failed")
+            await restart(exitcode)
+
+        nanny._on_worker_exit = on_exit  # noqa: SLF001 - as above
+
+
+def make_cluster(spec: dict[str, Any]) -> Any:
+    """Make, and not yet start, the `CUDAWorker` of one slice.
+
+    Args:
+        spec: As `main` takes it.
+    """
+    from dask_cuda import CUDAWorker
+    from distributed.nanny import WorkerProcess
+
+    WorkerProcess._init_msg_interval = 0.01  # noqa: SLF001 - 50 ms of polling is a tenth of a warm start
+    os.environ["CUDA_VISIBLE_DEVICES"] = spec["device"]
+    given = {name: value for name, value in spec["options"].items() if name in OPTIONS}
+    # dask-cuda's defaults would take the whole node's memory and 80 % of the whole GPU's.
+    given.setdefault("device_memory_limit", int(spec["vram"] * 0.8))
+    cluster = CUDAWorker(
+        spec["scheduler"],
+        host=spec["address"],
+        name=spec["slice"],
+        nthreads=int(spec["options"].get("threads_per_worker", 1)),
+        memory_limit=spec["memory"],
+        local_directory=spec["directory"],
+        dashboard=False,
+        dashboard_address="127.0.0.1:0",
+        security=security(spec["credentials"]),
+        worker_class=LeaseWorker,
+        preload=list(spec["preload"]),
+        **given,
+    )
+    if spec["ports"]:
+        first, last = spec["ports"]
+        for nanny in cluster.nannies:
+            # CUDAWorker gives each of its workers one port of a range; a whole node shares this one.
+            nanny._start_port = nanny.worker_kwargs["port"] = f"{first}:{last}"  # noqa: SLF001 - as said
+    return cluster

@@ -1,0 +1,69 @@
+"""How a process of a lease can be told from all others, for as long as it or anything that it starts lives.
+
+A process of a lease leads a session of its own, so that it outlives its agent, and carries a mark in its
+environment. Forked children inherit the mark with the memory, started programs with the environment, daemons
+that have left session and parent as well. The agent finds them all by it (`node.guard`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+#: The variable that carries the mark. The launcher's environment has it from the start, filled up to `WIDTH`:
+#: what /proc shows of a forked process is the memory of the program's start, so the mark is written over it
+#: in place.
+MARK = "GPUPOOL_MARK"
+WIDTH = 200
+#: `prctl(PR_SET_CHILD_SUBREAPER, 1)`: orphans below this process become its children instead of init's.
+_SUBREAPER = 36
+
+
+def padded(mark: str) -> str:
+    """Fill a mark up to the width that all marks have.
+
+    Raises:
+        ValueError: The mark is too long.
+    """
+    if len(mark.encode()) > WIDTH:
+        raise ValueError(f"the mark {mark!r} is longer than {WIDTH} bytes; use a shorter lease id")
+    return mark.ljust(WIDTH, ".")
+
+
+def enter(mark: str, environ: dict[str, str]) -> None:
+    """Make this freshly forked process one of a lease's.
+
+    Args:
+        mark: Whose it is.
+        environ: Variables for it and for what it starts.
+    """
+    with contextlib.suppress(PermissionError):  # it leads one already
+        os.setsid()
+    os.environ.update(environ)
+    os.environ[MARK] = padded(mark)
+    if not _overwrite(padded(mark)):
+        logger.debug("the mark could not be written into the environment that /proc shows")
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
+def _overwrite(mark: str) -> bool:
+    """Write the mark over the one that this process was started with."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        start, end = int(fields[47]), int(fields[48])  # env_start and env_end, fields 50 and 51 of proc(5)
+    except (OSError, IndexError, ValueError):
+        return False
+    if not 0 < start < end:
+        return False
+    name = MARK.encode() + b"="
+    at = ctypes.string_at(start, end - start).find(name)
+    if at < 0 or start + at + len(name) + WIDTH > end:
+        return False
+    ctypes.memmove(start + at + len(name), mark.encode(), WIDTH)
+    return True

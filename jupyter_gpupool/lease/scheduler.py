@@ -1,0 +1,177 @@
+"""The scheduler process of one lease: Dask's own scheduler on the lease's own TLS keys, with `LeasePlugin`.
+
+It is started by its owner's launcher and runs the owner's code, so what it says is a claim. It talks to the
+agent of its node over one socket and outlives that agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import logging
+import os
+import socket
+import ssl
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import dask
+from distributed import Scheduler
+from tornado.web import ErrorHandler
+
+from jupyter_gpupool.lease.link import Link
+from jupyter_gpupool.lease.plugin import LeasePlugin
+from jupyter_gpupool.lease.settings import SETTINGS, security
+
+logger = logging.getLogger(__name__)
+
+#: The header that carries a lease's secret to its dashboard.
+SECRET_HEADER = "X-GPUPool-Lease-Secret"  # noqa: S105 (the header's name)
+#: How often to try anew when somebody else was quicker to take a port.
+_TRIES = 5
+
+
+class LeaseScheduler(Scheduler):
+    """Dask's scheduler with a dashboard that answers only to who knows the lease's secret."""
+
+    def __init__(self, *, secret: str, dashboard_tls: ssl.SSLContext | None, **options: Any) -> None:
+        self._dashboard_tls = dashboard_tls
+        super().__init__(**options)
+        # Routes and `prepare` would miss Bokeh's pages and websockets, which are applications of their own.
+        guard_http(self.http_application, secret)
+
+    def start_http_server(
+        self, routes: Any, dashboard_address: Any, default_port: int = 0, ssl_options: Any = None
+    ) -> None:
+        """Serve the dashboard, over HTTPS where others can reach it."""
+        super().start_http_server(
+            routes, dashboard_address, default_port, ssl_options=ssl_options or self._dashboard_tls
+        )
+
+
+def guard_http(application: Any, secret: str) -> None:
+    """Refuse every HTTP request, websockets included, that lacks the secret.
+
+    Args:
+        application: A tornado application.
+        secret: What the header must say; empty: everything is refused.
+    """
+    inner = application.find_handler
+
+    def find_handler(request: Any, **kwargs: Any) -> Any:
+        given = request.headers.get(SECRET_HEADER, "")
+        if secret and hmac.compare_digest(given.encode(), secret.encode()):
+            return inner(request, **kwargs)
+        return application.get_handler_delegate(request, ErrorHandler, {"status_code": 403})
+
+    application.find_handler = find_handler
+
+
+def main(spec: dict[str, Any]) -> None:
+    """Serve one lease until it is ended.
+
+    Args:
+        spec: lease, socket, directory, address (to listen on), ports ([first, last] or None), credentials,
+        secret and
+            options, as the agent writes it.
+    """
+    dask.config.set(SETTINGS)
+    asyncio.run(_serve(spec))
+
+
+async def _serve(spec: dict[str, Any]) -> None:
+    plugin = LeasePlugin()
+    link = Link(spec["socket"], plugin.state, plugin.obey)
+    try:
+        scheduler = await _start(spec, plugin)
+    except Exception as error:
+        logger.exception("the lease's scheduler did not start")
+        plugin.failed(f"{type(error).__name__}: {error}")
+        link.start()
+        await asyncio.sleep(1)  # long enough to be heard by an agent that is there
+        await link.close()
+        raise SystemExit(1) from error
+    plugin.attach(link)
+    link.start()
+    try:
+        await scheduler.finished()
+    finally:
+        await link.close()
+
+
+async def _start(spec: dict[str, Any], plugin: LeasePlugin) -> LeaseScheduler:
+    options, host = spec["options"], spec["address"]
+    keys = security(spec["credentials"])
+    shown = not ipaddress.ip_address(host).is_loopback
+    tls = dashboard_context(spec["credentials"], spec["directory"]) if shown and spec["credentials"] else None
+    for attempt in range(_TRIES):
+        scheduler = LeaseScheduler(
+            secret=spec["secret"],
+            dashboard_tls=tls,
+            host=host,
+            port=free_port(host, spec["ports"]),
+            protocol=options.get("protocol") or ("tls" if spec["credentials"] else "tcp"),
+            dashboard_address=f"{host}:{free_port(host, spec['ports'])}",
+            dashboard=True,
+            http_prefix=options.get("dashboard_prefix", "/"),
+            security=keys,
+            plugins=[plugin],
+        )
+        try:
+            await scheduler
+        except OSError:
+            if attempt == _TRIES - 1 or not spec["ports"]:
+                raise
+        else:
+            scheme = "https" if tls else "http"
+            plugin.serves(scheduler.address, f"{scheme}://{host}:{scheduler.http_server.port}")
+            return scheduler
+    raise AssertionError("unreachable")
+
+
+def free_port(host: str, ports: list[int] | None) -> int:
+    """Choose a port that is free now, from a range where there is one; 0 lets the system choose.
+
+    Args:
+        host: The address to listen on.
+        ports: First and last port of the range, or None.
+
+    Raises:
+        OSError: All ports of the range are taken.
+    """
+    if not ports:
+        return 0
+    first, last = ports
+    count = last - first + 1
+    # Schedulers that start at the same time begin their search at different places.
+    for step in range(count):
+        port = first + (os.getpid() + step) % count
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port
+    raise OSError(
+        f"no port between {first} and {last} is free on {host}; give the pool a wider range of ports"
+    )
+
+
+def dashboard_context(credentials: dict[str, str], directory: str) -> ssl.SSLContext:
+    """Make the HTTPS side of the dashboard from the lease's own certificate.
+
+    Args:
+        credentials: PEM texts under "cert" and "key".
+        directory: Where the two files may stand while they are read.
+    """
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    with tempfile.TemporaryDirectory(dir=directory) as folder:
+        cert, key = Path(folder, "cert"), Path(folder, "key")
+        cert.write_text(credentials["cert"])
+        key.touch(0o600)
+        key.write_text(credentials["key"])
+        context.load_cert_chain(cert, key)
+    return context

@@ -1,0 +1,212 @@
+"""All processes of a slice or a lease, found and ended: nothing is free before they are seen gone.
+
+A process is a lease's when it is one that the agent has started, or its mark says so (forked processes
+inherit it with the memory, programs with the environment, so daemons that left parent and session carry it),
+or it descends from such a process, or shares a session that such a process leads. Linux only: it reads /proc.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+logger = logging.getLogger(__name__)
+
+#: The variable that carries the mark, and the width to which every mark is filled up (`lease.process` writes
+#: it).
+MARK = "GPUPOOL_MARK"
+WIDTH = 200
+#: Seconds that processes have to end by themselves before they are killed. Killing a process that talks to
+#: the driver can freeze the GPU, so SIGKILL is never the first thing.
+GRACE = 5.0
+#: Seconds between two looks: the first, and the longest.
+_SOON, _LATE = 0.02, 1.0
+
+#: A process: its PID and the time it started (clock ticks since boot), which nobody else will have.
+Identity = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What /proc says of a process."""
+
+    pid: int
+    parent: int
+    session: int
+    started: int
+    zombie: bool
+    mark: str
+
+    @property
+    def identity(self) -> Identity:
+        """PID and start time."""
+        return self.pid, self.started
+
+
+def boot_id() -> str:
+    """Name this boot of the machine; PIDs and start times mean nothing beyond it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def look_at(pid: int) -> Process | None:
+    """Read one process; None if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # The name in parentheses may hold spaces and parentheses itself.
+    fields = stat.rpartition(b")")[2].split()
+    return Process(
+        pid, int(fields[1]), int(fields[3]), int(fields[19]), fields[0] in (b"Z", b"X"), _read_mark(pid)
+    )
+
+
+def look() -> dict[int, Process]:
+    """Read all processes of the machine."""
+    found: dict[int, Process] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (process := look_at(int(entry.name))) is not None:
+            found[process.pid] = process
+    return found
+
+
+def started_at(pid: int) -> int:
+    """Answer with the start time of a process, or 0 if there is none."""
+    process = look_at(pid)
+    return 0 if process is None or process.zombie else process.started
+
+
+def find(marks: Iterable[str], roots: Iterable[Identity], processes: dict[int, Process]) -> set[Identity]:
+    """Find the processes that belong to a slice or a lease, zombies left out.
+
+    Args:
+        marks: Their marks, in full.
+        roots: Processes that are known to belong to it.
+        processes: All processes, as `look` answers.
+    """
+    wanted, known = set(marks), set(roots)
+    members = {pid for pid, each in processes.items() if each.mark in wanted or each.identity in known}
+    # Below a PID: its children, and those of the session that it leads. A session that it is only in has
+    # others too.
+    below: dict[int, list[int]] = {}
+    for pid, each in processes.items():
+        below.setdefault(each.parent, []).append(pid)
+        below.setdefault(each.session, []).append(pid)
+    new = list(members)
+    while new:
+        for pid in below.get(new.pop(), ()):
+            # A process with another mark is another slice's, whoever started it.
+            if pid not in members and (not processes[pid].mark or processes[pid].mark in wanted):
+                members.add(pid)
+                new.append(pid)
+    return {processes[pid].identity for pid in members if not processes[pid].zombie}
+
+
+def marked(prefix: str, processes: dict[int, Process]) -> dict[str, set[Identity]]:
+    """Answer with the living processes whose mark begins with a prefix, by mark."""
+    found: dict[str, set[Identity]] = {}
+    for each in processes.values():
+        if each.mark.startswith(prefix) and not each.zombie:
+            found.setdefault(each.mark, set()).add(each.identity)
+    return found
+
+
+def send(process: Identity, number: signal.Signals) -> None:
+    """Send a signal to exactly this process, never to one that has got its PID since."""
+    pid, started = process
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return  # it is gone
+    try:
+        if started_at(pid) == started:
+            signal.pidfd_send_signal(handle, number)
+    except OSError as error:
+        logger.warning("process %d could not be sent %s: %s", pid, number.name, error)
+    finally:
+        os.close(handle)
+
+
+async def end(
+    marks: Iterable[str],
+    roots: Iterable[Identity],
+    *,
+    grace_s: float = GRACE,
+    device_pids: Callable[[], set[int] | Awaitable[set[int]]] = set,
+) -> set[Identity]:
+    """End all processes of a slice or a lease and answer, when all are seen gone, with those there were.
+
+    It does not give up: what cannot be ended (a process stuck in the driver) keeps its slice.
+
+    Args:
+        marks: Their marks.
+        roots: Processes that are known to belong to it.
+        grace_s: Seconds from SIGTERM to SIGKILL.
+        device_pids: PIDs that the driver lists on the slice's device; none of them may be one of these
+        processes.
+    """
+    wanted, known = tuple(marks), set(roots)
+    asked: set[Identity] = set()
+    deadline, pause = time.monotonic() + grace_s, _SOON
+    while True:
+        alive = find(wanted, known, await asyncio.to_thread(look))
+        # What was a member once stays one, even when its parent has gone and taken the trace along.
+        known |= alive
+        number = signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL
+        for process in alive if number is signal.SIGKILL else alive - asked:
+            send(process, number)
+        asked |= alive
+        if not alive and not await _listed(known, device_pids):
+            return known
+        await asyncio.sleep(pause)
+        pause = min(pause * 1.5, _LATE)
+
+
+async def wait_gone(process: Identity) -> None:
+    """Wait until a process has ended, whoever started it."""
+    pid, started = process
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return
+    loop, gone = asyncio.get_running_loop(), asyncio.Event()
+    try:
+        if started_at(pid) == started:
+            loop.add_reader(handle, gone.set)
+            await gone.wait()
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)
+
+
+async def _listed(known: set[Identity], device_pids: Callable[[], set[int] | Awaitable[set[int]]]) -> bool:
+    """Whether the driver lists one of these processes still."""
+    answer = device_pids()
+    listed = await answer if inspect.isawaitable(answer) else answer
+    return bool(listed & {pid for pid, _ in known})
+
+
+def _read_mark(pid: int) -> str:
+    """Read a process's mark, without what it is filled up with."""
+    environ = b""
+    with contextlib.suppress(OSError):
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+    name = MARK.encode() + b"="
+    at = 0 if environ.startswith(name) else environ.find(b"\0" + name) + 1
+    if not environ.startswith(name, at):
+        return ""
+    return environ[at + len(name) :].split(b"\0", 1)[0].decode(errors="replace").rstrip(".")

@@ -1,0 +1,331 @@
+"""How a lease's processes are started: a warm launcher for each user and Python environment.
+
+A launcher runs as its user, with an environment of its own from an allow-list, and owns a forkserver that has
+loaded what a lease needs. The line to it is a socket pair, of which nobody else can have an end: there is no
+path that another user could find, take or make too long, and a launcher sees at once that its agent is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import pwd
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Variables of the agent that a lease's processes may have; names that end with "*" are beginnings. Nothing
+#: else passes: an agent's environment may hold its service's secrets.
+ALLOWED = (
+    "PATH",
+    "LANG",
+    "LC_*",
+    "TZ",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_MPS_*",
+    "NVIDIA_*",
+    "CONDA_PREFIX",
+    "VIRTUAL_ENV",
+    "PYTHONPATH",
+    "SSL_CERT_*",
+)
+#: Thread counts must be there before numpy is loaded, so before the forkserver starts; malloc gives memory
+#: back early. They are Dask's own `pre-spawn-environ`.
+THREADS = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+    "PYTHONHASHSEED": "6640",
+}
+#: Bits of a file's mode that what a lease writes never gets.
+UMASK = 0o077
+#: Seconds: a launcher that nobody used for so long ends; a forkserver may take so long to load; a start so
+#: long.
+UNUSED, WARM, START = 3600.0, 120.0, 30.0
+
+_CODE = "from jupyter_gpupool.node.lease_launcher import main; main()"
+
+
+class LaunchError(Exception):
+    """A process could not be started; the sentence says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """As whom a process runs. `switch` is false where that is who the agent is already."""
+
+    name: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    home: str
+    switch: bool
+
+
+def find_account(user: str, *, switches: bool) -> Account:
+    """Find the OS user that a lease's processes run as.
+
+    Args:
+        user: The lease's owner.
+        switches: The agent starts processes as other users; otherwise everything runs as the agent's own.
+
+    Raises:
+        LaunchError: There is no such user on this machine.
+    """
+    if not switches:
+        uid = os.geteuid()
+        home = os.path.expanduser("~")  # noqa: PTH111 - works for a UID without an entry, as in containers
+        return Account(user, uid, os.getegid(), tuple(os.getgroups()), home, switch=False)
+    try:
+        entry = pwd.getpwnam(user)
+    except KeyError:
+        raise LaunchError(
+            f"{user} is no user of {socket.gethostname()}; create the account there or map the name to one"
+        ) from None
+    groups = os.getgrouplist(user, entry.pw_gid)
+    return Account(
+        user, entry.pw_uid, entry.pw_gid, tuple(groups), entry.pw_dir, switch=entry.pw_uid != os.geteuid()
+    )
+
+
+def allowed_environment(
+    given: dict[str, str], account: Account, more: dict[str, str] | None = None
+) -> dict[str, str]:
+    """Choose the environment of a launcher and of all that it starts.
+
+    Args:
+        given: The agent's own environment.
+        account: As whom it runs.
+        more: What is set on top, by the pool (simulated machines) and by the request.
+
+    >>> me = Account("ana", 1000, 1000, (), "/home/ana", switch=False)
+    >>> allowed_environment({"PATH": "/bin", "SECRET": "x"}, me)["PATH"]
+    '/bin'
+    """
+    chosen = {
+        name: value
+        for name, value in given.items()
+        if any(name == rule or (rule.endswith("*") and name.startswith(rule[:-1])) for rule in ALLOWED)
+    }
+    own = {"HOME": account.home, "USER": account.name, "LOGNAME": account.name}
+    return {**chosen, **THREADS, **own, **(more or {})}
+
+
+@dataclass
+class _Launcher:
+    key: tuple[Any, ...]
+    popen: subprocess.Popen[bytes]
+    folder: Path
+    writer: asyncio.StreamWriter
+    ready: asyncio.Future[int]
+    used: float
+    waiting: dict[int, asyncio.Future[int]] = field(default_factory=dict)
+    task: asyncio.Task[None] | None = None
+
+
+class Launchers:
+    """The launchers of one agent."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        switches: bool,
+        environ: dict[str, str],
+        on_exit: Callable[[int, int], None],
+    ) -> None:
+        #: Where each launcher gets a folder of its own for its forkserver's socket; the path must be short.
+        self._folder = folder
+        self._switches = switches
+        #: Variables on top of the allowed ones: the simulated machine, where there is one.
+        self._environ = environ
+        self._on_exit = on_exit
+        self._launchers: dict[tuple[Any, ...], _Launcher] = {}
+        self._starting: dict[tuple[Any, ...], asyncio.Lock] = {}
+        self._numbers = itertools.count(1)
+
+    async def warm(
+        self, account: Account, *, python: str = "", variables: dict[str, str] | None = None
+    ) -> int:
+        """Have a launcher ready, and answer with its forkserver's PID.
+
+        Args:
+            account: As whom.
+            python: The interpreter of the environment; empty: the agent's own.
+            variables: Environment variables of the request's own; they need a launcher of their own.
+
+        Raises:
+            LaunchError: It could not be started; its own words are in the sentence.
+        """
+        launcher = await self._find(account, python, variables or {})
+        return await asyncio.shield(launcher.ready)
+
+    async def start(
+        self,
+        account: Account,
+        order: dict[str, Any],
+        *,
+        python: str = "",
+        variables: dict[str, str] | None = None,
+    ) -> int:
+        """Start one process and answer with its PID.
+
+        Args:
+            account: As whom.
+            order: What `lease_child.run` takes.
+            python: As for `warm`.
+            variables: As for `warm`.
+
+        Raises:
+            LaunchError: It could not be started.
+        """
+        launcher = await self._find(account, python, variables or {})
+        await asyncio.shield(launcher.ready)
+        launcher.used = time.monotonic()
+        number = next(self._numbers)
+        answer = launcher.waiting[number] = asyncio.get_running_loop().create_future()
+        launcher.writer.write(json.dumps({**order, "number": number}).encode() + b"\n")
+        try:
+            return await asyncio.wait_for(answer, START)
+        except TimeoutError:
+            raise LaunchError(f"the launcher of {account.name} did not answer within {START:.0f} s") from None
+        finally:
+            launcher.waiting.pop(number, None)
+
+    def forkservers(self) -> list[int]:
+        """PIDs of the forkservers that are up."""
+        ready = [each.ready for each in self._launchers.values()]
+        return [each.result() for each in ready if each.done() and not each.exception()]
+
+    async def end_unused(self, now: float) -> None:
+        """End the launchers that nobody has used for an hour; what they started lives on.
+
+        Args:
+            now: Seconds of the monotonic clock.
+        """
+        for launcher in list(self._launchers.values()):
+            if now - launcher.used > UNUSED:
+                await self._end(launcher)
+
+    async def close(self) -> None:
+        """End all launchers; what they started lives on."""
+        for launcher in list(self._launchers.values()):
+            await self._end(launcher)
+
+    async def _find(self, account: Account, python: str, variables: dict[str, str]) -> _Launcher:
+        key = (account.uid, python, tuple(sorted(variables.items())))
+        async with self._starting.setdefault(key, asyncio.Lock()):
+            if key not in self._launchers:
+                self._launchers[key] = await self._launch(key, account, python, variables)
+            return self._launchers[key]
+
+    async def _launch(
+        self, key: tuple[Any, ...], account: Account, python: str, variables: dict[str, str]
+    ) -> _Launcher:
+        from jupyter_gpupool.node.guard import MARK, WIDTH
+
+        folder = Path(tempfile.mkdtemp(prefix="l-", dir=self._folder))
+        more = {**self._environ, **variables, MARK: "." * WIDTH}
+        ours, theirs = socket.socketpair()
+        with theirs:
+            theirs.set_inheritable(True)
+            if account.switch:
+                os.chown(folder, account.uid, account.gid)
+            with (folder / "stderr").open("wb") as stderr:
+                popen = _popen(account, python, [str(theirs.fileno()), str(folder)], more, stderr.fileno())
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        launcher = _Launcher(key, popen, folder, writer, ready, time.monotonic())
+        launcher.task = asyncio.create_task(self._listen(launcher, reader))
+        return launcher
+
+    async def _listen(self, launcher: _Launcher, reader: asyncio.StreamReader) -> None:
+        """Hear a launcher out, and forget it when it is gone."""
+        with contextlib.suppress(OSError, ValueError):
+            while line := await reader.readline():
+                self._hear(launcher, json.loads(line))
+        self._launchers.pop(launcher.key, None)
+        launcher.writer.close()
+        await asyncio.to_thread(_reap, launcher.popen)
+        why = LaunchError(_last_words(launcher))
+        for answer in (launcher.ready, *launcher.waiting.values()):
+            if not answer.done():
+                answer.set_exception(why)
+                answer.exception()  # nobody need be waiting for it
+
+    def _hear(self, launcher: _Launcher, message: dict[str, Any]) -> None:
+        if message.get("ready"):
+            if not launcher.ready.done():
+                launcher.ready.set_result(message["forkserver"])
+        elif "exited" in message:
+            self._on_exit(message["exited"], message["code"])
+        else:
+            answer = launcher.waiting.get(message.get("started", message.get("failed", 0)))
+            if answer is None or answer.done():
+                return
+            if "failed" in message:
+                answer.set_exception(LaunchError(f"no process could be forked: {message['why']}"))
+            else:
+                answer.set_result(message["pid"])
+
+    async def _end(self, launcher: _Launcher) -> None:
+        self._launchers.pop(launcher.key, None)
+        launcher.writer.close()
+        if launcher.task is not None:
+            await launcher.task
+
+
+def _popen(
+    account: Account, python: str, arguments: list[str], more: dict[str, str], stderr: int
+) -> subprocess.Popen[bytes]:
+    identity: dict[str, Any] = {}
+    if account.switch:
+        identity = {"user": account.uid, "group": account.gid, "extra_groups": list(account.groups)}
+    home = account.home if os.access(account.home, os.X_OK) else "/"
+    try:
+        return subprocess.Popen(
+            [python or sys.executable, "-P", "-c", _CODE, *arguments],
+            env=allowed_environment(dict(os.environ), account, more),
+            stdin=subprocess.DEVNULL,
+            stdout=stderr,
+            stderr=stderr,
+            cwd=home,
+            umask=UMASK,
+            pass_fds=[int(arguments[0])],
+            start_new_session=True,
+            **identity,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise LaunchError(
+            f"{python or sys.executable} could not be started as {account.name}: {error}; "
+            "check that the interpreter exists and that this user may run it"
+        ) from error
+
+
+def _reap(popen: subprocess.Popen[bytes]) -> None:
+    try:
+        popen.wait(5)
+    except subprocess.TimeoutExpired:
+        popen.kill()
+        popen.wait()
+
+
+def _last_words(launcher: _Launcher) -> str:
+    said = (launcher.folder / "stderr").read_text(errors="replace").strip().splitlines()[-3:]
+    return f"the launcher has ended: {' | '.join(said) or 'it said nothing'}"

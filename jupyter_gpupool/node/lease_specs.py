@@ -1,0 +1,96 @@
+"""What a launcher is told to start: the specifications of a lease's scheduler and of a slice's host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from jupyter_gpupool.node import guard
+from jupyter_gpupool.node.launch import UMASK
+
+if TYPE_CHECKING:
+    from jupyter_gpupool.core.model import Slice
+    from jupyter_gpupool.node.lease_table import Entry, Table
+
+#: What a worker loads before it takes tasks; on simulated machines the driver first.
+_PRELOAD = ("jupyter_gpupool.lease.worker",)
+_SIMULATED = ("jupyter_gpupool.driver.simulated",)
+#: A worker whose slice says nothing of host memory gets this part of the node's: without a limit it would
+#: take all.
+_MEMORY_PART = 8
+
+
+def scheduler_spec(table: Table, order: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
+    """Specify a lease's scheduler for `lease.scheduler.main`.
+
+    Args:
+        table: Where its files are.
+        order: "start_scheduler", as the controller sends it.
+        common: What all processes of this node share: address, ports, simulated.
+    """
+    return {
+        "target": "jupyter_gpupool.lease.scheduler:main",
+        "secret": order["secret"],
+        **_spec(table, order, order["lease"], common),
+    }
+
+
+def worker_spec(table: Table, part: Slice, order: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
+    """Specify the host of a slice for `lease.host.main`.
+
+    Args:
+        table: Where its files are.
+        part: The slice.
+        order: "start_worker", as the controller sends it.
+        common: As for `scheduler_spec`.
+    """
+    return {
+        "target": "jupyter_gpupool.lease.host:main",
+        "slice": part.id,
+        # By UUID: indexes change over reboots, and when a GPU is lost.
+        "device": part.instance.uuid if part.instance else part.device,
+        "vram": part.vram,
+        "memory": part.memory or psutil.virtual_memory().total // _MEMORY_PART,
+        "scheduler": order["address"],
+        "preload": [*(_SIMULATED if common["simulated"] else ()), *_PRELOAD],
+        # For the worker itself, which is no child of its host's but of the forkserver.
+        "environ": {
+            "GPUPOOL_LEASE": order["lease"],
+            "GPUPOOL_SLICE": part.id,
+            "GPUPOOL_SOCKET": str(table.socket(part.id)),
+            guard.MARK: table.mark(part.id),
+        },
+        **_spec(table, order, part.id, common),
+    }
+
+
+def _spec(table: Table, order: dict[str, Any], key: str, common: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "lease": order["lease"],
+        "socket": str(table.socket(key)),
+        "directory": str(table.folder(order["lease"])),
+        "credentials": order.get("credentials") or {},
+        "options": order.get("options") or {},
+        **common,
+    }
+
+
+def launch_order(table: Table, entry: Entry, folder: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """Write the order to a launcher, as `lease_child.run` takes it.
+
+    Args:
+        table: Where the entry's files are.
+        entry: What is started.
+        folder: Its working directory, or "".
+        spec: What it is told.
+    """
+    return {
+        "mark": table.mark(entry.key),
+        "environ": spec.get("environ") or {"GPUPOOL_LEASE": entry.lease},
+        "log": str(table.log(entry)),
+        "umask": UMASK,
+        "folder": folder,
+        "target": spec["target"],
+        "spec": spec,
+    }

@@ -1,0 +1,131 @@
+"""The list of an agent's lease processes: a file from which the next agent takes them over.
+
+Written before a process is started and after each change, by its owner only (0600). It holds no secret.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from jupyter_gpupool.node.guard import Identity, boot_id
+
+#: How a lease process fares: it is being started, works, has failed or ended, or is to end.
+STARTING, RUNNING, FAILED, STOPPING = "starting", "running", "failed", "stopping"
+
+
+@dataclass
+class Entry:
+    """A lease's scheduler, or the host of one of its slices, with all that it starts."""
+
+    #: The slice's id, or the lease's where it is the scheduler.
+    key: str
+    lease: str
+    user: str
+    #: `Slice` as `core.model.encode` writes it; empty: the scheduler.
+    slice: dict[str, Any] = field(default_factory=dict)
+    state: str = STARTING
+    pid: int = 0
+    started: int = 0
+    #: What it last said of itself: address, dashboard…
+    said: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_scheduler(self) -> bool:
+        """Whether it is the lease's scheduler."""
+        return self.key == self.lease
+
+    @property
+    def name(self) -> str:
+        """What its log is called."""
+        return "scheduler" if self.is_scheduler else f"worker-{self.key.rpartition('/')[2]}"
+
+    @property
+    def roots(self) -> set[Identity]:
+        """The process itself, where it has been started."""
+        return {(self.pid, self.started)} if self.pid else set()
+
+
+def safe_name(name: str) -> str:
+    """Make a name that is one short part of a path, and another one for each id.
+
+    >>> safe_name("a1b2"), safe_name("a1b2/0")
+    ('a1b2', 'a1b2_0.ce9d0f90')
+    """
+    if re.fullmatch(r"[A-Za-z0-9-]{1,40}", name):
+        return name
+    return re.sub(r"[^A-Za-z0-9-]+", "_", name)[:24] + "." + sha256(name.encode()).hexdigest()[:8]
+
+
+class Table:
+    """The lease processes of one agent, in memory and in its file."""
+
+    def __init__(self, path: Path, scratch: str | None = None) -> None:
+        self._path = path
+        data = self._read()
+        same_boot = data.get("boot") == boot_id()
+        #: Names this agent in the marks of its processes, over its restarts.
+        self.agent: str = data.get("agent") or secrets.token_hex(4)
+        #: Where sockets and the leases' own folders are. Short, as the path of a UNIX socket must be.
+        self.run = Path(data.get("run") or "")
+        if not same_boot or not data.get("run") or not self.run.is_dir():
+            self.run = Path(tempfile.mkdtemp(prefix="gpupool-", dir=scratch))
+        self.entries: dict[str, Entry] = {}
+        if same_boot:
+            for each in data.get("entries", ()):
+                self.entries[each["key"]] = Entry(**each)
+        self.save()
+
+    def save(self) -> None:
+        """Write the file, whole or not at all."""
+        data = {
+            "boot": boot_id(),
+            "agent": self.agent,
+            "run": str(self.run),
+            "entries": [asdict(each) for each in self.entries.values()],
+        }
+        new = self._path.with_suffix(".new")
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(data, file)
+        new.replace(self._path)
+
+    def mark(self, key: str) -> str:
+        """Answer with the mark of a lease process and all that it starts."""
+        return f"{self.agent}:{key}"
+
+    def folder(self, lease: str) -> Path:
+        """Answer with a lease's own folder: its logs, and what its workers spill."""
+        return self.run / f"w-{safe_name(lease)}"
+
+    def socket(self, key: str) -> Path:
+        """Answer with the path of the socket on which a lease process reaches its agent."""
+        return self.run / f"s-{safe_name(key)}"
+
+    def log(self, entry: Entry) -> Path:
+        """Answer with the path of a lease process's log."""
+        return self.folder(entry.lease) / f"{safe_name(entry.name)}.log"
+
+    def of_lease(self, lease: str) -> list[Entry]:
+        """Answer with what there is of a lease on this node."""
+        return [each for each in self.entries.values() if each.lease == lease]
+
+    def remove_run(self) -> None:
+        """Remove the folder of sockets and work, when no lease is left."""
+        shutil.rmtree(self.run, ignore_errors=True)
+
+    def _read(self) -> dict[str, Any]:
+        with contextlib.suppress(OSError, ValueError):
+            data = json.loads(self._path.read_text())
+            if isinstance(data, dict):
+                return data
+        return {}

@@ -1,0 +1,55 @@
+"""What the forkserver of a launcher loads before it forks: all that a lease's first second would load.
+
+CUDA must not be initialised here: no context survives a fork.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+
+#: By name, as some need not be installed, and as a lease's rooms are nobody's to import.
+PRELOADED = (
+    "numpy",
+    "pandas",
+    "distributed",
+    "distributed.shuffle",
+    "distributed.dashboard.scheduler",
+    "distributed.dashboard.components.scheduler",
+    "distributed.http.scheduler.prometheus",
+    "distributed.http.scheduler.info",
+    "distributed.http.scheduler.json",
+    "distributed.http.health",
+    "distributed.http.statics",
+    "bokeh",
+    "dask_cuda",
+    "dask_cuda.initialize",
+    "jupyter_gpupool.lease.process",
+    "jupyter_gpupool.lease.scheduler",
+    "jupyter_gpupool.lease.host",
+    "jupyter_gpupool.node.lease_child",
+)
+
+
+def _load() -> None:
+    for name in PRELOADED:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            continue  # its own process will say so, in its own log
+    _simulate()
+    # What is loaded by now stays for good: let no collection in a forked process copy its pages.
+    gc.collect()
+    gc.freeze()
+
+
+def _simulate() -> None:
+    """Put the simulated driver beneath pynvml, where the pool is a simulated one."""
+    try:
+        from jupyter_gpupool.driver import simulated
+    except ImportError:
+        return
+    simulated.install()
+
+
+_load()
