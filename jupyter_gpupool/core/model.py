@@ -3,7 +3,7 @@
 Rule 1: everything here is frozen, compares by value and can be written as JSON (`encode`, `decode`).
 Rule 2: amounts are integers: GPU shares in thousandths of a GPU ("milli"), memory in bytes, time in
         milliseconds. Floating-point amounts that never quite fit are a known way to hang a scheduler.
-Rule 3: a *pool event* says what has happened, an *instruction* says what is to be done. Both carry their cause.
+Rule 3: a *pool event* says what has happened, an *instruction* what is to be done. Both carry their cause.
 Rule 4: a no has a name from the closed list `Reason`, a sentence, and what to do next.
 Rule 5: identifiers come from the caller. Nothing here reads a clock or draws a random number.
 
@@ -33,7 +33,7 @@ GIB = 2**30
 MIB = 2**20
 #: The key of `Amounts` that stands for all models together.
 ANY = "*"
-#: Thousandths of a GPU by model; the key `ANY` bounds all models together. Sorted by key, so that it compares.
+#: Thousandths of a GPU by model; the key `ANY` bounds all models together. Sorted by key: it compares.
 Amounts = tuple[tuple[str, int], ...]
 
 
@@ -76,7 +76,7 @@ class DrainMode(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why not: the closed list of refusals (the first part: never) and of reasons to wait (the second: not now)."""
+    """Why not: the closed list of refusals (first part: never) and of reasons to wait (second: not now)."""
 
     BAD_REQUEST = "bad_request"
     UNKNOWN_PROJECT = "unknown_project"
@@ -140,7 +140,7 @@ class Refusal:
     subject: str = ""
 
 
-# ----------------------------------------------------------------------------------------------------- what there is
+# -------------------------------------------------------------------------------------------- what there is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,14 +232,14 @@ class Project:
     users: tuple[UserShare, ...] = ()
     #: Who may use it; `ANY` among them: everybody.
     members: tuple[str, ...] = (ANY,)
-    #: Time limit of its leases unless asked otherwise, and the longest that may be asked for (0: the pool's default).
+    #: Time limit of its leases unless asked otherwise, and the longest that may be asked for (0: the pool's).
     default_time: int = 0
     max_time: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a person asks for. `count` slices of the same kind, whole GPUs unless `milli`, `vram` or `mig` says otherwise."""
+    """What a person asks for: `count` slices of a kind, whole GPUs unless `milli`, `vram` or `mig` says else."""
 
     id: str
     user: str
@@ -251,13 +251,13 @@ class Request:
     max_count: int = 0  # 0: the same as count
     #: What the lease can shrink to when a slice fails and there is no replacement.
     min_count: int = 0  # 0: the same as count
-    #: Of one slice: thousandths of a GPU (1000: whole), and bytes of its memory (0: the part that `milli` is).
+    #: Of one slice: thousandths of a GPU (1000: whole), bytes of its memory (0: the part that `milli` is).
     milli: int = WHOLE
     vram: int = 0
     #: A MIG profile by name, or "" ; with `isolated`, any profile that has `vram` bytes.
     mig: str = ""
     isolated: bool = False
-    #: Host CPUs in thousandths of a core and host memory in bytes, of one slice (0: the slice's part of its node).
+    #: Host CPUs (thousandths of a core) and host memory (bytes) of one slice (0: its part of the node).
     cpus: int = 0
     memory: int = 0
     #: Constraints.
@@ -277,7 +277,7 @@ class Request:
     preemptible: bool = False
     #: Among the requests of the same user only; higher first.
     priority: int = 0
-    #: What the pool does not look at and hands to the node: environment, pre_import, dask-cuda's options… (JSON text).
+    #: What the pool only hands to the node: environment, pre_import, dask-cuda's options… (JSON text).
     options: str = "{}"
     #: When it arrived, by the controller's clock.
     arrived: int = 0
@@ -308,7 +308,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What one poll of the driver says of one device. `None`: the driver does not support it, which is never bad."""
+    """What one poll of the driver says of one device. `None`: not supported, which is never bad."""
 
     device: str
     #: milliseconds of the reader's clock
@@ -346,7 +346,7 @@ class NvmlEvent:
     compute_instance: int = -1
 
 
-# --------------------------------------------------------------------------------------------------------- pool events
+# ---------------------------------------------------------------------------------------------- pool events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -595,7 +595,7 @@ class Tick(PoolEvent):
     """Time has passed. One from which nothing follows changes nothing and is not journaled."""
 
 
-# -------------------------------------------------------------------------------------------------------- instructions
+# --------------------------------------------------------------------------------------------- instructions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -720,13 +720,13 @@ class Notify(Instruction):
     data: str = "{}"
 
 
-# ---------------------------------------------------------------------------------------------------------------- JSON
+# ----------------------------------------------------------------------------------------------------- JSON
 
 _T = TypeVar("_T")
 
 
 def encode(value: Any) -> Any:
-    """Write a value of this module as JSON-able data; pool events and instructions carry their type as `"type"`.
+    """Write a value as JSON-able data; pool events and instructions carry their type as `"type"`.
 
     >>> encode(Tick(now=5))
     {'type': 'Tick', 'now': 5, 'cause': ''}
@@ -762,7 +762,7 @@ def decode(kind: type[_T], data: Any) -> _T:
         raise ValueError(f"not a {getattr(kind, '__name__', kind)}: {error}") from error
 
 
-def _decode(kind: Any, data: Any) -> Any:
+def _decode(kind: Any, data: Any) -> Any:  # noqa: PLR0911 - a table of kinds in reading order
     if kind is Any:
         return data
     origin = get_origin(kind)
@@ -798,7 +798,7 @@ def _decode_dataclass(kind: type, data: dict[str, Any]) -> Any:
 @functools.cache
 def _field_types(kind: type) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
-    return {each.name: hints[each.name] for each in fields(kind)}  # type: ignore[arg-type]
+    return {each.name: hints[each.name] for each in fields(typing.cast("Any", kind))}
 
 
 @functools.cache
@@ -810,6 +810,6 @@ def required_fields(kind: type) -> tuple[str, ...]:
     """Names of the fields without a default, for messages and descriptions."""
     return tuple(
         each.name
-        for each in fields(kind)  # type: ignore[arg-type]
+        for each in fields(typing.cast("Any", kind))
         if each.default is MISSING and each.default_factory is MISSING
     )

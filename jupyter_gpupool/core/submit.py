@@ -1,0 +1,142 @@
+"""Taking a request in: is it one that the pool could ever grant?
+
+Rule 1: what can never be granted is refused at once, with the reason and what would work.
+Rule 2: what can be granted some day waits.
+
+Not its business: when it starts (`grants`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from jupyter_gpupool.core import grants, lives, placement
+from jupyter_gpupool.core.model import (
+    ANY,
+    HOUR,
+    WHOLE,
+    LeaseState,
+    Project,
+    Reason,
+    Refusal,
+    RefuseRequest,
+    Request,
+)
+from jupyter_gpupool.core.state import Lease, State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jupyter_gpupool.core.model import RequestSubmitted
+
+
+def on_submitted(state: State, event: RequestSubmitted) -> None:
+    """A person asks for a lease."""
+    request = complete(state, event.request)
+    refusals = refuse(state, request)
+    if refusals:
+        state.emit(RefuseRequest, lease=request.id, refusals=refusals)
+        return
+    lease = state.leases[request.id] = Lease(request=request)
+    state.names[request.user, request.name] = lease.id
+    state.waiting[lease.id] = None
+    state.stirred = True
+    state.touch(lease)
+
+
+def complete(state: State, request: Request) -> Request:
+    """Fill in what the request leaves to the pool: project, time limit, arrival."""
+    project = request.project or next(
+        (each.name for each in state.projects if member(each, request.user)), ""
+    )
+    known = state.tree.projects.get(project)
+    limit = request.time_limit or (known.default_time if known else 0) or state.defaults.time_limit
+    arrived = request.arrived or state.now
+    if (project, limit, arrived) == (request.project, request.time_limit, request.arrived):
+        return request
+    return dataclasses.replace(request, project=project, time_limit=limit, arrived=arrived)
+
+
+def member(project: Project, user: str) -> bool:
+    """The user may use the project."""
+    return (
+        ANY in project.members or user in project.members or any(each.name == user for each in project.users)
+    )
+
+
+def refuse(state: State, request: Request) -> tuple[Refusal, ...]:
+    """Say why a completed request can never be granted; () if it can."""
+    return tuple(_wrong(request)) or tuple(_not_allowed(state, request)) or _never(state, request)
+
+
+def _wrong(request: Request) -> Iterator[Refusal]:
+    most = request.max_count or request.count
+    rules = (
+        (not request.id or not request.user, "user", "A request needs an id and a user."),
+        (request.count < 1, "gpus", f"{request.count} GPUs cannot be had; ask for at least one."),
+        (not 0 <= request.milli <= WHOLE, "gpus", "One slice is more than nothing and at most one GPU."),
+        (most < request.count, "max_gpus", f"At most {most} is below {request.count}, the least."),
+        (
+            not 0 <= request.min_count <= request.count,
+            "min_gpus",
+            "min_gpus is at most gpus, and not negative.",
+        ),
+        (request.vram < 0 or request.min_vram < 0, "vram", "Memory cannot be negative."),
+        (request.cpus < 0 or request.memory < 0, "cpus", "CPUs and memory of the host cannot be negative."),
+        (request.time_limit < 0, "time_limit", "A time limit cannot be negative."),
+    )
+    for wrong, name, sentence in rules:
+        if wrong:
+            yield Refusal(reason=Reason.BAD_REQUEST, sentence=sentence, field=name)
+
+
+def _not_allowed(state: State, request: Request) -> Iterator[Refusal]:
+    project = state.tree.projects.get(request.project)
+    if project is None:
+        there = ", ".join(sorted(state.tree.projects)) or "none"
+        yield Refusal(
+            reason=Reason.UNKNOWN_PROJECT,
+            sentence=f"There is no project {request.project!r}.",
+            advice=f"The projects are: {there}.",
+            field="project",
+        )
+        return
+    if not member(project, request.user):
+        mine = ", ".join(each.name for each in state.projects if member(each, request.user)) or "none"
+        yield Refusal(
+            reason=Reason.NOT_A_MEMBER,
+            sentence=f"{request.user} is no member of project {project.name}.",
+            advice=f"Ask its administrator, or use one of yours: {mine}.",
+            field="project",
+        )
+    known = state.leases.get(request.id)
+    named = state.names.get((request.user, request.name))
+    if known or named:
+        yield Refusal(
+            reason=Reason.NAME_TAKEN,
+            sentence=f"{request.user} has a lease {request.name} already.",
+            advice="Use it, release it, or take another name.",
+            field="name",
+        )
+    most = lives.max_time(state, project.name)
+    if request.time_limit > most:
+        yield Refusal(
+            reason=Reason.TIME_LIMIT,
+            sentence=f"{request.time_limit / HOUR:g} hours are more than the {most / HOUR:g} allowed.",
+            advice=f"Ask for at most {most / HOUR:g} hours; a running lease can be extended.",
+            field="time_limit",
+        )
+
+
+def _never(state: State, request: Request) -> tuple[Refusal, ...]:
+    leaf = state.tree.user(request.project, request.user)
+    over = state.tree.over_limit(leaf, grants.amounts(request, request.count), ever=True)
+    if over:
+        return (over,)
+    return placement.feasible_ever(request, state.cluster)
+
+
+def waits(lease: Lease) -> bool:
+    """It waits for a grant."""
+    return lease.state in (LeaseState.PENDING, LeaseState.SUSPENDED)
