@@ -23,6 +23,9 @@ from jupyter_gpupool.core.model import Verdict, VerdictChanged, decode, encode
 from jupyter_gpupool.core.thresholds import Thresholds
 from jupyter_gpupool.core.xids import XidClass
 
+#: In place of a time: a person has looked at it, so that it counts for no further stop.
+_LOOKED_AT = -1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolOutcome:
@@ -69,11 +72,10 @@ class PoolJudge:
         """A person decides about the verdicts that are held: carry them out (`go_on`), or drop them."""
         held = tuple(replace(change, now=now) for change in self.held.values())
         self.held, self.stopped = {}, 0
-        # What a person has looked at counts for no further stop.
-        self.condemned = dict.fromkeys(self.condemned, 0)
+        self.condemned = dict.fromkeys(self.condemned, _LOOKED_AT)
         if not go_on:
             return PoolOutcome()
-        self.condemned.update({change.device: 0 for change in held})
+        self.condemned.update(dict.fromkeys((change.device for change in held), _LOOKED_AT))
         return PoolOutcome(changes=held)
 
     def forget(self, device: str) -> None:
@@ -167,7 +169,9 @@ class PoolJudge:
 
     def _too_many(self, now: int, devices: int) -> bool:
         limits = self.limits
-        recent = 1 + sum(1 for at in self.condemned.values() if at > now - limits.breaker_window)
+        recent = 1 + sum(
+            1 for at in self.condemned.values() if at > max(now - limits.breaker_window, _LOOKED_AT)
+        )
         return recent >= limits.breaker_least and 100 * recent > limits.breaker_percent * devices
 
     def _hold(self, change: VerdictChanged, devices: int) -> tuple[VerdictChanged, tuple[Finding, ...]]:

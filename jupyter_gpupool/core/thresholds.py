@@ -95,12 +95,12 @@ class Thresholds:
         HOUR, "over how long NVLink errors are counted", "ours: a rate, not a life's total"
     )
     missing: int = _known(
-        20 * SECOND,
-        "a GPU that the driver lists no more for so long is gone",
-        "gpud: any drop of the count; the time is ours, for one poll of 15 s to repeat it",
+        0,
+        "a GPU that the driver lists no more for so long, while it lists others, is gone",
+        "gpud: any drop of the count",
     )
     silence: int = _known(
-        40 * SECOND, "without a reading for so long, readings have stopped", "NVSentinel's watchdog: 45 s"
+        40 * SECOND, "without a reading for so long, readings have stopped", "two polls; NVSentinel: 45 s"
     )
     breaker_window: int = _known(
         5 * MINUTE, "condemned within this time counts for the circuit breaker", "NVSentinel: 5 min"

@@ -39,7 +39,7 @@ class XidClass(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClassRow:
-    """The verdicts of a class: for one XID, for several on one GPU, and for the same on several GPUs."""
+    """The verdicts of a class: for one XID, for repeated ones on one GPU, and on several GPUs at once."""
 
     single: Verdict
     repeated: Verdict
@@ -55,7 +55,7 @@ CLASSES: dict[XidClass, ClassRow] = {
         _V.FINE, _V.FINE, _V.FINE, "A note of the driver; where memory is concerned, NVML is asked at once."
     ),
     XidClass.SECONDARY: ClassRow(
-        _V.FINE, _V.WATCH, _V.FINE, "Follows another error or the end of a process; alone it means nothing."
+        _V.FINE, _V.WATCH, _V.WATCH, "Follows another error or the end of a process; alone it means nothing."
     ),
     XidClass.WARN: ClassRow(
         _V.WATCH,
@@ -72,7 +72,7 @@ CLASSES: dict[XidClass, ClassRow] = {
     XidClass.CONTAINED: ClassRow(
         _V.RESTART_WORKER,
         _V.RETIRE_SOON,
-        _V.RESTART_WORKER,
+        _V.RETIRE_SOON,
         "A memory error that cost one process and nothing else: the process is restarted on the same GPU.",
     ),
     XidClass.LINK: ClassRow(
@@ -216,10 +216,10 @@ def _event(label: str, code: int) -> Xid:
 EVENTS: dict[str, Xid] = {
     "ecc_double": _event("double-bit ECC event", 48),
     "ecc_storm": _event("single-bit ECC storm", 92),
-    "dram_retirement": _event("DRAM retirement event", 63),
-    "dram_retirement_failure": _event("DRAM retirement failure", 64),
-    "nonfatal_poison": _event("contained poison event", 94),
-    "fatal_poison": _event("fatal poison event", 95),
+    "retirement": _event("DRAM retirement event", 63),
+    "retirement_failure": _event("DRAM retirement failure", 64),
+    "poison_contained": _event("contained poison event", 94),
+    "poison_fatal": _event("fatal poison event", 95),
     "unavailable": Xid(
         "GPU unavailable event", "the driver has given the GPU up", _R, "its definition in NVML"
     ),
