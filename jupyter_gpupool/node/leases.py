@@ -135,6 +135,18 @@ class Leases:
             tuple(each.key for each in alive if each.is_scheduler),
         )
 
+    def present(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Answer with what is here now: slices whose processes have not been seen gone, and living schedulers."""
+        entries = list(self._table.entries.values())
+        return (
+            tuple(each.key for each in entries if not each.is_scheduler),
+            tuple(each.key for each in entries if each.is_scheduler and each.state in (STARTING, RUNNING)),
+        )
+
+    def parts(self) -> list[dict[str, Any]]:
+        """Answer with the slices that are here, as `core.model.encode` writes them."""
+        return [dict(each.slice) for each in self._table.entries.values() if each.slice]
+
     async def obey(self, order: dict[str, Any]) -> None:
         """Carry out one order; the reports say what came of it.
 
