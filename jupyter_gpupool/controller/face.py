@@ -1,0 +1,58 @@
+"""What the HTTP API needs of the controller, and nothing more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jupyter_gpupool.controller.auth import Authority, Tokens
+    from jupyter_gpupool.controller.clock import Clock
+    from jupyter_gpupool.controller.store import Once, Store
+    from jupyter_gpupool.core.model import Instruction, PoolEvent, Reading
+    from jupyter_gpupool.core.pool import Pool
+
+
+class ControllerFace(Protocol):
+    """The controller, as the HTTP API sees it. All of it is called in the controller's event loop."""
+
+    store: Store
+    clock: Clock
+    tokens: Tokens
+    authority: Authority
+    #: Whether people trust one another, so that agents which cannot switch users may serve several of them.
+    trust_users: bool
+    #: The address of the Dask comm that agents connect to.
+    address: str
+    #: The last reading of each device, by its UUID.
+    readings: Mapping[str, Reading]
+
+    @property
+    def pool(self) -> Pool:
+        """The pool; to be read only."""
+
+    def submit(self, event: PoolEvent, once: Once | None = None) -> list[Instruction]:
+        """Journal a pool event, hand it to the pool, carry out what follows, and return that.
+
+        Raises:
+            StoreError: It could not be journaled; nothing has changed.
+        """
+
+    async def changed(self, timeout_s: float) -> None:
+        """Return when anything changes, or when the time is over."""
+
+    def reading_age(self, device: str) -> float:
+        """Return how old the last reading of a device is, in seconds."""
+
+    def connection(self, lease: str) -> dict[str, Any] | None:
+        """Return how a lease's scheduler is reached, with its credentials; None: it does not run."""
+
+    async def logs(self, lease: str) -> list[dict[str, str]]:
+        """Return what the lease's processes have written: "name" and "text" of each."""
+
+    async def drill(self, device: str, xid: int) -> str:
+        """Break a device for practice (XID 0: make it good again); return "" or why not."""
+
+    def stop(self, why: str) -> None:
+        """End the controller's process softly; leases go on."""

@@ -1,0 +1,310 @@
+"""Routes that change the pool, and those by which people and agents get in."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from jupyter_gpupool.controller import fields, views
+from jupyter_gpupool.controller.auth import SCOPES, valid_user
+from jupyter_gpupool.controller.fields import Field, shown
+from jupyter_gpupool.controller.parse import read_fields
+from jupyter_gpupool.controller.problems import Problem, Trouble
+from jupyter_gpupool.controller.router import Answer, Call, Route, accepted, cause
+from jupyter_gpupool.controller.tree import parse_projects
+from jupyter_gpupool.core.model import ConfigChanged, Cordoned, Reason, Uncordoned
+
+if TYPE_CHECKING:
+    from jupyter_gpupool.core.model import PoolEvent
+    from jupyter_gpupool.core.pool import Pool
+
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+#: An XID as the driver numbers them.
+MOST_XID = 1000
+#: After so many seconds the controller ends, so that the answer is out.
+STOP_S = 0.2
+
+ACTIONS = ("cordon", "drain", "uncordon", "undrain", "retire", "drill", "undrill")
+HEALTH: dict[str, Field] = {
+    "action": Field(fields.one_of("action", [*ACTIONS]), {"enum": [*ACTIONS]}, "What to do."),
+    "why": Field(fields.text("why", 0, 500), {"type": "string"}, "For everybody to read."),
+    "deadline": Field(fields.duration, {"type": ["string", "number"]}, "Of a drain; default: the pool's."),
+    "xid": Field(fields.whole("xid", 1, MOST_XID), {"type": "integer"}, "Of a drill; default: 79."),
+}
+KINDS = ("lasting", "login", "agent")
+TOKEN: dict[str, Field] = {
+    "kind": Field(
+        fields.one_of("kind", [*KINDS]),
+        {"enum": [*KINDS]},
+        "A token to keep; or one that works once, in a line for a person's login or for an agent.",
+    ),
+    "user": Field(fields.text("user", 1, 128), {"type": "string"}, "For whom; default: oneself."),
+    "scopes": Field(fields.texts("scopes", 3), {"type": "array", "items": {"enum": [*SCOPES]}}, "What for."),
+    "groups": Field(
+        fields.texts("groups", 100), {"type": "array", "items": {"type": "string"}}, "The person's."
+    ),
+    "expires_in": Field(fields.duration, {"type": ["string", "number"]}, "Default: never; a day for a line."),
+    "label": Field(
+        fields.text("label", 0, 100), {"type": "string"}, "What it is for, in the list of tokens."
+    ),
+}
+LOGIN: dict[str, Field] = {"token": Field(fields.text("token", 1, 200), {"type": "string"}, "Of the line.")}
+AGENT: dict[str, Field] = {
+    **LOGIN,
+    "name": Field(fields.text("name", 1, 63), {"type": "string"}, "The node's name in the pool."),
+}
+STOP: dict[str, Field] = {"why": Field(fields.text("why", 0, 500), {"type": "string"}, "For the log.")}
+
+
+def _read(call: Call, table: dict[str, Field], *needed: str) -> dict[str, Any]:
+    """Read the body; the fields `needed` must be there."""
+    said, wrong = read_fields(call.body, table)
+    if wrong:
+        raise Problem.refused(wrong)
+    for name in needed:
+        if name not in said:
+            raise Problem(
+                Reason.BAD_REQUEST, f"{name} is missing.", f"Give {name}: {table[name].about}", field=name
+            )
+    return said
+
+
+# ----------------------------------------------------------------------------------------------- the pool
+
+
+async def set_projects(call: Call) -> Answer:
+    """Put a new tree of projects in place of the present one."""
+    face = call.controller
+    projects, wrong = parse_projects(call.body)
+    if wrong:
+        raise Problem.refused(wrong)
+    now, defaults = face.clock.now(), face.pool.defaults
+    accepted(call, ConfigChanged(now=now, cause=cause(call), projects=projects, defaults=defaults))
+    return Answer({"projects": views.projects(face, call.asker)})
+
+
+async def health(call: Call) -> Answer:
+    """Take a device or node out of service or back, or break it for practice."""
+    face, said = call.controller, _read(call, HEALTH, "action")
+    target, action, why = resolve(face.pool, call.path["target"]), said["action"], said.get("why", "")
+    if action in ("drill", "undrill"):
+        if target not in face.pool.devices:
+            raise Problem(
+                Reason.BAD_REQUEST, f"A drill is for a device; {target} is a node.", "Name a device."
+            )
+        failed = await face.drill(target, said.get("xid", 79) if action == "drill" else 0)
+        if failed:
+            raise Problem(Trouble.NOT_READY, failed, "Try again when its agent is back.")
+        return Answer(None, HTTPStatus.NO_CONTENT)
+    why = why or f"{action} by {call.asker.user}"
+    now = face.clock.now()
+    event: PoolEvent = Uncordoned(now=now, cause=cause(call), target=target, why=why)
+    if action in ("cordon", "drain", "retire"):
+        deadline = said.get("deadline", 0)
+        event = Cordoned(
+            now=now, cause=cause(call), target=target, why=why, drain=action != "cordon", deadline=deadline
+        )
+    accepted(call, event)
+    return Answer(None, HTTPStatus.NO_CONTENT)
+
+
+def resolve(pool: Pool, target: str) -> str:
+    """Return the node's name or the device's UUID that a person means.
+
+    Devices are called by UUID, as "node-1/gpu3", or as "gpu7", counted over the nodes in their order.
+
+    Raises:
+        Problem: There is none of that name.
+    """
+    if target in pool.nodes or target in pool.devices:
+        return target
+    ordered = sorted(pool.devices.values(), key=lambda each: (each.device.node, each.device.index))
+    names = {pool.device_name(each.device.uuid): each.device.uuid for each in ordered}
+    names |= {f"gpu{number}": each.device.uuid for number, each in enumerate(ordered)}
+    if target not in names:
+        raise Problem(
+            Trouble.NOT_FOUND,
+            f"The pool has no node or device {shown(target)}.",
+            f"Its nodes: {', '.join(sorted(pool.nodes)) or 'none yet'}; devices are called node/gpu0….",
+        )
+    return names[target]
+
+
+async def stop(call: Call) -> Answer:
+    """End the controller; leases go on, and are found again when it is started."""
+    said = _read(call, STOP)
+    why = said.get("why") or f"stopped by {call.asker.user}"
+    asyncio.get_running_loop().call_later(STOP_S, call.controller.stop, why)
+    return Answer({"stopping": True}, HTTPStatus.ACCEPTED)
+
+
+# ------------------------------------------------------------------------------------------------ getting in
+
+
+async def create_token(call: Call) -> Answer:
+    """Make a token, or a line for a login or for an agent; it is shown this once."""
+    said = _read(call, TOKEN)
+    kind, user = said.get("kind", "lasting"), said.get("user", call.asker.user)
+    scopes = said.get("scopes", ("read", "use"))
+    _may_create(call, kind, user, scopes)
+    expires = said["expires_in"] / 1000 if "expires_in" in said else None
+    tokens, groups = call.controller.tokens, said.get("groups", ())
+    if kind == "lasting":
+        label = said.get("label", "")
+        text = tokens.create(user, scopes, groups=groups, expires_in=expires, label=label)
+        return Answer({"kind": kind, "token": text, "user": user, "line": ""}, HTTPStatus.CREATED)
+    more = {} if expires is None else {"expires_in": expires}
+    user = "" if kind == "agent" else user
+    text = tokens.create_once(kind, user=user, scopes=scopes, groups=groups, **more)
+    line = call.controller.authority.line(call.url, text, kind)
+    return Answer({"kind": kind, "token": text, "user": user, "line": line}, HTTPStatus.CREATED)
+
+
+def _may_create(call: Call, kind: str, user: str, scopes: tuple[str, ...]) -> None:
+    """Raise where the token would be more than its maker is."""
+    person = call.asker
+    if not set(scopes) <= set(SCOPES) or not scopes:
+        raise Problem(
+            Reason.BAD_REQUEST, f"The scopes are {', '.join(SCOPES)}.", "Give some of them.", field="scopes"
+        )
+    if not valid_user(user):
+        sentence = f"{shown(user)} cannot be the name of a user."
+        raise Problem(Reason.BAD_REQUEST, sentence, "Give a name without spaces or slashes.", field="user")
+    if person.admin:
+        return
+    row = call.controller.store.token(person.token) or {"expires": 0}
+    lasts = row["expires"] is None  # a token that expires must not make one that does not
+    if kind == "agent" or user != person.user or not set(scopes) <= person.scopes or not lasts:
+        raise Problem(
+            Trouble.NOT_ALLOWED,
+            "This token cannot make that one: it would be for more, for longer or for somebody else.",
+            "Ask an administrator of the pool.",
+        )
+
+
+async def list_tokens(call: Call) -> Answer:
+    """List one's tokens, or everybody's for administrators; never what could be used."""
+    return Answer({"tokens": call.controller.tokens.list(None if call.asker.admin else call.asker.user)})
+
+
+async def revoke_token(call: Call) -> Answer:
+    """Make a token worthless."""
+    ident = call.path["token"]
+    if not call.controller.tokens.revoke(ident, None if call.asker.admin else call.asker.user):
+        raise Problem(
+            Trouble.NOT_FOUND,
+            f"You have no token {shown(ident)}.",
+            "`jupyter gpupool token list` lists them.",
+        )
+    return Answer(None, HTTPStatus.NO_CONTENT)
+
+
+async def login(call: Call) -> Answer:
+    """Exchange the token of a login line, which works once, for one to keep."""
+    said = _read(call, LOGIN, "token")
+    found = call.controller.tokens.login(said["token"], call.peer)
+    if found is None:
+        raise _used()
+    return Answer({"token": found[0], "user": found[1]})
+
+
+async def join(call: Call) -> Answer:
+    """Exchange the token of a join line, which works once, for the certificate of a node's agent."""
+    face, said = call.controller, _read(call, AGENT, "token", "name")
+    name = said["name"]
+    if not NODE_NAME.fullmatch(name):
+        sentence = f"{shown(name)} cannot be the name of a node."
+        raise Problem(
+            Reason.BAD_REQUEST, sentence, "Use letters, digits, dots, dashes and underscores.", field="name"
+        )
+    if face.tokens.redeem(said["token"], "agent", name) is None:
+        raise _used()
+    return Answer({"name": name, "comm": face.address, **face.authority.agent_credentials(name)})
+
+
+def _used() -> Problem:
+    return Problem(
+        Trouble.WRONG_TOKEN,
+        "This line is not good any more: it works once, for a day.",
+        "Ask an administrator of the pool for a new one.",
+        headers={"WWW-Authenticate": 'Bearer realm="gpupool"'},
+    )
+
+
+ROUTES = (
+    Route(
+        method="PUT",
+        path="/v1/projects",
+        handler=set_projects,
+        about="Put a new tree of projects in place of the present one.",
+        scope="admin",
+        body="Projects",
+        answers={200: "ProjectsNow"},
+    ),
+    Route(
+        method="POST",
+        path="/v1/health/{target+}",
+        handler=health,
+        about="Take a device or node out of service or back, or break a device for practice.",
+        scope="admin",
+        body="Health",
+        answers={204: ""},
+        problems=(404, 409),
+    ),
+    Route(
+        method="POST",
+        path="/v1/tokens",
+        handler=create_token,
+        about="Make a token, or a line for a login or for an agent; it is shown this once.",
+        scope="use",
+        body="NewToken",
+        answers={201: "Token"},
+    ),
+    Route(
+        method="GET",
+        path="/v1/tokens",
+        handler=list_tokens,
+        about="List your tokens; for administrators, everybody's.",
+        answers={200: "Tokens"},
+    ),
+    Route(
+        method="DELETE",
+        path="/v1/tokens/{token}",
+        handler=revoke_token,
+        about="Make a token worthless.",
+        scope="use",
+        answers={204: ""},
+        problems=(404,),
+    ),
+    Route(
+        method="POST",
+        path="/v1/login",
+        handler=login,
+        about="Exchange the token of a login line, which works once, for one to keep.",
+        scope="",
+        body="Login",
+        answers={200: "LoggedIn"},
+        problems=(401,),
+    ),
+    Route(
+        method="POST",
+        path="/v1/agents",
+        handler=join,
+        about="Exchange the token of a join line, which works once, for the certificate of a node's agent.",
+        scope="",
+        body="Join",
+        answers={200: "Joined"},
+        problems=(401,),
+    ),
+    Route(
+        method="POST",
+        path="/v1/stop",
+        handler=stop,
+        about="End the controller; leases go on.",
+        scope="admin",
+        body="Stop",
+        answers={202: "Stopping"},
+    ),
+)

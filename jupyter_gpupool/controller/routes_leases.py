@@ -1,0 +1,381 @@
+"""Routes of requests and leases."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import secrets
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from jupyter_gpupool.controller import fields, views
+from jupyter_gpupool.controller.fields import Field
+from jupyter_gpupool.controller.parse import Asker, parse_change, parse_request
+from jupyter_gpupool.controller.problems import Problem, Trouble, unknown_lease
+from jupyter_gpupool.controller.router import Answer, Call, Route, accepted, cause, submit
+from jupyter_gpupool.controller.store import Once
+from jupyter_gpupool.core.model import (
+    LeaseExtended,
+    LeaseKept,
+    LeaseReleased,
+    LeaseScaled,
+    LeaseState,
+    Reason,
+    RequestSubmitted,
+    RequestWithdrawn,
+)
+
+if TYPE_CHECKING:
+    from jupyter_gpupool.controller.face import ControllerFace
+    from jupyter_gpupool.core.model import PoolEvent, Request
+    from jupyter_gpupool.core.state import Lease
+
+#: Seconds between two looks at why a request waits, for one who waits for news of it: each look costs.
+LOOK_S = 0.25
+#: The most leases in one answer, and of how many waiting ones among them the reasons are worked out.
+PAGE = 500
+EXPLAINED = 20
+KEY_LENGTH = 200
+
+
+# ------------------------------------------------------------------------------------------- asking for one
+
+
+async def request(call: Call) -> Answer:
+    """Take in a request, or with `dry_run` say what would come of it."""
+    face, person = call.controller, call.asker
+    only = views.one_user(face)
+    if only not in (None, person.user):
+        raise Problem(
+            Reason.ONE_USER_ONLY,
+            f"This pool serves {only} only: its agents cannot run processes as other users.",
+            "Its administrator can start the agents as root, or set trust_users.",
+        )
+    dry = call.query.get("dry_run", False)
+    once = None if dry else _once(call)
+    if once and (known := _known(face, once)):
+        return _made(face, known)
+    wanted = _parsed(call)
+    if dry:
+        return Answer(_trial(face, wanted))
+    refusals = submit(call, RequestSubmitted(now=wanted.arrived, cause=cause(call), request=wanted), once)
+    if refusals:
+        if once:
+            face.store.forget_key(once.user, once.key)
+        raise Problem.refused(refusals)
+    return _made(face, face.pool.leases[wanted.id])
+
+
+def _once(call: Call) -> Once | None:
+    """Return the idempotency key that the request came with."""
+    key = call.headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not key.isprintable() or not 0 < len(key) <= KEY_LENGTH:
+        raise Problem(Reason.BAD_REQUEST, f"An Idempotency-Key has 1 to {KEY_LENGTH} printable characters.")
+    body = json.dumps(call.body, sort_keys=True).encode()
+    return Once(call.asker.user, key, hashlib.sha256(body).hexdigest())
+
+
+def _known(face: ControllerFace, once: Once) -> Lease | None:
+    """Return the lease that an idempotency key has led to before."""
+    seen = face.store.seen(once.user, once.key)
+    if seen is None:
+        return None
+    if seen.fingerprint != once.fingerprint:
+        sentence = "This Idempotency-Key came with another request before."
+        raise Problem(Trouble.KEY_REUSED, sentence, "Use a new key for each request.")
+    if seen.lease not in face.pool.leases:
+        raise Problem(
+            Reason.LEASE_OVER, f"The lease {seen.lease} of this request has ended.", "Request anew."
+        )
+    return face.pool.leases[seen.lease]
+
+
+def _parsed(call: Call) -> Request:
+    face, user = call.controller, call.asker.user
+    asker = Asker(id=_new_id(face), user=user, now=face.clock.now(), project="", name=_free_name(face, user))
+    wanted, wrong = parse_request(call.body, asker)
+    if wanted is None:
+        raise Problem.refused(wrong)
+    return wanted
+
+
+def _new_id(face: ControllerFace) -> str:
+    while (ident := secrets.token_hex(5)) in face.pool.leases:
+        pass
+    return ident
+
+
+def _free_name(face: ControllerFace, user: str) -> str:
+    """Return the first of lease-1, lease-2… that is no name of the person's leases now."""
+    live = [each for each in face.pool.leases.values() if each.state is not LeaseState.ENDED]
+    taken = {each.request.name for each in live if each.request.user == user}
+    return next(name for n in range(1, len(taken) + 2) if (name := f"lease-{n}") not in taken)
+
+
+def _trial(face: ControllerFace, wanted: Request) -> dict[str, Any]:
+    why = face.pool.would(wanted, wanted.arrived)
+    if why.reasons and not why.starts_now and not why.place:  # it would not even wait
+        raise Problem.refused(why.reasons)
+    return views.explanation(face, why)
+
+
+def _made(face: ControllerFace, record: Lease) -> Answer:
+    headers = {"Location": f"/v1/leases/{record.id}"}
+    return Answer(views.lease(face, record), HTTPStatus.CREATED, headers)
+
+
+# -------------------------------------------------------------------------------------- looking at them
+
+
+def reached(call: Call) -> Lease:
+    """Return the lease of the path, if the person may know of it.
+
+    Raises:
+        Problem: There is none, which is also what another person's lease looks like.
+    """
+    face, ident = call.controller, call.path["lease"]
+    record = face.pool.leases.get(ident)
+    if record is None or not views.may_see(record, call.asker, face.store.shared_to(call.asker.user)):
+        raise unknown_lease(ident[:64])
+    return record
+
+
+def owned(call: Call, *, admin: bool) -> Lease:
+    """Return the lease of the path, if the person may change it: its owner, or with `admin` administrators.
+
+    Raises:
+        Problem: It is another's.
+    """
+    record = reached(call)
+    if record.request.user != call.asker.user and not (admin and call.asker.admin):
+        name, owner = record.request.name, record.request.user
+        raise Problem(
+            Reason.NOT_YOURS, f"{name} is {owner}'s lease; only {owner} can do that.", f"Ask {owner}."
+        )
+    return record
+
+
+async def leases(call: Call) -> Answer:
+    """List leases: one's own and those shared with one, or with `all` whatever one may see; newest first."""
+    face, person, query = call.controller, call.asker, call.query
+    reach = face.store.shared_to(person.user)
+    found = [
+        each
+        for each in face.pool.leases.values()
+        if (each.request.user == person.user or each.id in reach or (query.get("all") and person.admin))
+        and query.get("state") in (None, each.state.value)
+    ]
+    found.sort(key=lambda each: (-each.request.arrived, each.id))
+    start = next((n for n, each in enumerate(found, start=1) if each.id == query.get("after")), 0)
+    page = found[start : start + query.get("limit", PAGE)]
+    budget, rows = EXPLAINED, []
+    for each in page:
+        budget -= each.state in views.WAITING
+        rows.append(views.lease(face, each, explained=budget >= 0))
+    more = page[-1].id if page and start + len(page) < len(found) else None
+    return Answer({"leases": rows, "next": more})
+
+
+async def lease(call: Call) -> Answer:
+    """Show a lease; with `wait` and `version`, as soon as it is not that version any more."""
+    face, loop = call.controller, asyncio.get_running_loop()
+    end = loop.time() + call.query.get("wait", 0.0)
+    while True:
+        record = reached(call)
+        version = record.version
+        view = views.lease(face, record)
+        if view["version"] != call.query.get("version") or loop.time() >= end:
+            return Answer(view)
+        look = min(end, loop.time() + LOOK_S)
+        while record.version == version and loop.time() < end:
+            await face.changed(end - loop.time())
+            if record.state in views.WAITING and loop.time() >= look:
+                break
+
+
+async def explain(call: Call) -> Answer:
+    """Say why a lease is where it is."""
+    face, record = call.controller, reached(call)
+    return Answer(views.explanation(face, face.pool.explain(record.id, face.clock.now())))
+
+
+async def connection(call: Call) -> Answer:
+    """Hand out what it takes to reach a lease's scheduler: to its owner, and to whom it is shared with."""
+    face, record = call.controller, reached(call)
+    if call.asker.user not in (record.request.user, *face.store.shared_with(record.id)):
+        owner = record.request.user
+        raise Problem(
+            Reason.NOT_YOURS, f"{record.request.name} is {owner}'s: not even an administrator can use it.", ""
+        )
+    found = face.connection(record.id)
+    if found is None:
+        raise _not_ready(record)
+    return Answer(found)
+
+
+def _not_ready(record: Lease) -> Problem:
+    name = record.request.name
+    if record.state in (LeaseState.ENDED, LeaseState.DRAINING):
+        return Problem(
+            Reason.LEASE_OVER, f"{name} has ended: {record.why or 'it is over'}.", "Request a new one."
+        )
+    return Problem(
+        Trouble.NOT_READY, f"{name} is {record.state.value}: nobody can use it yet.", "Wait for it."
+    )
+
+
+async def logs(call: Call) -> Answer:
+    """Return what a lease's processes have written."""
+    record = reached(call)
+    return Answer({"logs": await call.controller.logs(record.id)})
+
+
+# --------------------------------------------------------------------------------------- changing them
+
+
+async def release(call: Call) -> Answer:
+    """Give a lease back or withdraw a request; one that has ended is fine."""
+    face, record = call.controller, owned(call, admin=True)
+    if record.state not in (LeaseState.DRAINING, LeaseState.ENDED):
+        by_owner = call.asker.user == record.request.user
+        why = "released by its owner" if by_owner else f"ended by administrator {call.asker.user}"
+        now, by = face.clock.now(), cause(call)
+        event: PoolEvent = LeaseReleased(now=now, cause=by, lease=record.id, why=why)
+        if record.state is LeaseState.PENDING and by_owner:
+            event = RequestWithdrawn(now=now, cause=by, lease=record.id)
+        accepted(call, event)
+    return Answer(None, HTTPStatus.NO_CONTENT)
+
+
+async def change(call: Call) -> Answer:
+    """Change one thing of a lease: its time, its size, that it is needed, or who else may use it."""
+    face = call.controller
+    what, value, wrong = parse_change(call.body)
+    record = owned(call, admin=what == "extend")
+    if wrong:
+        raise Problem.refused(wrong)
+    if what == "share":
+        _share(call, record, value)
+    else:
+        now, by = face.clock.now(), cause(call)
+        event: PoolEvent
+        if what == "extend":
+            event = LeaseExtended(now=now, cause=by, lease=record.id, by=value)
+        elif what == "gpus":
+            event = LeaseScaled(now=now, cause=by, lease=record.id, count=value)
+        else:
+            event = LeaseKept(now=now, cause=by, lease=record.id)
+        accepted(call, event)
+    return Answer(views.lease(face, record))
+
+
+def _share(call: Call, record: Lease, users: tuple[str, ...]) -> None:
+    """Let others use a lease. It cannot be taken back: they have its keys, and Dask knows no other."""
+    face = call.controller
+    if record.state in (LeaseState.DRAINING, LeaseState.ENDED):
+        raise _not_ready(record)
+    gone = sorted(set(face.store.shared_with(record.id)) - set(users))
+    if gone:
+        raise Problem(
+            Trouble.CANNOT_UNSHARE,
+            f"{', '.join(gone)} cannot be shut out of {record.request.name} again: they have its keys.",
+            "Release it, which ends their access, and request a new one.",
+            field="share",
+        )
+    only = views.one_user(face)
+    if only is not None and set(users) - {only}:
+        raise Problem(Reason.ONE_USER_ONLY, f"This pool serves {only} only.", "", field="share")
+    face.store.share(record.id, set(users) - {record.request.user})
+
+
+_WAIT = Field(fields.seconds(60), {"type": "string"}, "How long the answer may be held back, in seconds.")
+_VERSION = Field(fields.natural("version"), {"type": "string"}, "The version that is known already.")
+_STATES = [each.value for each in LeaseState]
+
+ROUTES = (
+    Route(
+        method="POST",
+        path="/v1/requests",
+        handler=request,
+        about="Ask for a lease, or with dry_run=true learn what would come of it.",
+        scope="use",
+        query={
+            "dry_run": Field(fields.yes_no("dry_run"), {"enum": ["true", "false"]}, "Only say what would be.")
+        },
+        body="Request",
+        answers={201: "Lease", 200: "Explanation"},
+        problems=(409,),
+        once=True,
+    ),
+    Route(
+        method="GET",
+        path="/v1/leases",
+        handler=leases,
+        about="List leases and waiting requests, newest first.",
+        query={
+            "all": Field(
+                fields.yes_no("all"), {"enum": ["true", "false"]}, "Everybody's, for administrators."
+            ),
+            "state": Field(fields.one_of("state", _STATES), {"enum": _STATES}, "Only those in this state."),
+            "limit": Field(fields.natural("limit", 1, PAGE), {"type": "string"}, "How many at most."),
+            "after": Field(fields.text("after", 1, 64), {"type": "string"}, "The `next` of the page before."),
+        },
+        answers={200: "Leases"},
+    ),
+    Route(
+        method="GET",
+        path="/v1/leases/{lease}",
+        handler=lease,
+        about="Show a lease; with wait and version, as soon as it is not that version any more.",
+        query={"wait": _WAIT, "version": _VERSION},
+        answers={200: "Lease"},
+        problems=(404,),
+    ),
+    Route(
+        method="DELETE",
+        path="/v1/leases/{lease}",
+        handler=release,
+        about="Give a lease back, or withdraw a request.",
+        scope="use",
+        answers={204: ""},
+        problems=(404, 409),
+    ),
+    Route(
+        method="PATCH",
+        path="/v1/leases/{lease}",
+        handler=change,
+        about="Change one thing of a lease: extend, keep, gpus or share. Whoever shares it runs code as you.",
+        scope="use",
+        body="Change",
+        answers={200: "Lease"},
+        problems=(404, 409),
+    ),
+    Route(
+        method="GET",
+        path="/v1/leases/{lease}/connection",
+        handler=connection,
+        about="How to reach the lease's scheduler, with its credentials.",
+        scope="use",
+        answers={200: "Connection"},
+        problems=(404, 409),
+    ),
+    Route(
+        method="GET",
+        path="/v1/leases/{lease}/logs",
+        handler=logs,
+        about="What the lease's processes have written.",
+        answers={200: "Logs"},
+        problems=(404,),
+    ),
+    Route(
+        method="GET",
+        path="/v1/leases/{lease}/explain",
+        handler=explain,
+        about="Why a lease is where it is.",
+        answers={200: "Explanation"},
+        problems=(404,),
+    ),
+)

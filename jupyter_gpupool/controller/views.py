@@ -1,0 +1,454 @@
+"""What people see of the pool: pure functions from its records to JSON.
+
+Rule 1: times leave as seconds since the epoch, shares of GPUs as thousandths, memory as bytes.
+Rule 2: everybody sees the pool and who uses what of it; names and ids of leases see those who may reach them.
+Rule 3: nothing here changes anything, and nothing here is secret.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import zlib
+from dataclasses import fields
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from jupyter_gpupool.core.model import WHOLE, LeaseState, Request, SliceState, Verdict
+from jupyter_gpupool.core.state import NodeState, SchedulerState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from jupyter_gpupool.controller.auth import Person
+    from jupyter_gpupool.controller.face import ControllerFace
+    from jupyter_gpupool.core.explain import Explanation
+    from jupyter_gpupool.core.model import Amounts, Device, Project, Refusal, Slice
+    from jupyter_gpupool.core.pool import Pool
+    from jupyter_gpupool.core.state import DeviceRecord, Lease
+
+#: The version of the API in every path.
+API = 1
+SIMULATED = "These GPUs are simulated: there is no NVIDIA driver here, and no computation runs on a GPU."
+WAITING = (LeaseState.PENDING, LeaseState.SUSPENDED)
+#: Verdicts with which a device takes new work.
+FIT = (Verdict.FINE, Verdict.WATCH, Verdict.RESTART_WORKER)
+#: Fields of a request that are the pool's own business, or written in another way.
+_NOT_ASKED = {
+    "id",
+    "user",
+    "project",
+    "name",
+    "arrived",
+    "count",
+    "milli",
+    "max_count",
+    "min_count",
+    "options",
+}
+
+
+# ----------------------------------------------------------------------------------------------- the pool
+
+
+def pool(face: ControllerFace, person: Person) -> dict[str, Any]:
+    """Return what the pool is and how it stands."""
+    view = face.pool
+    free = free_by_node(view)
+    there = [record for record in view.devices.values() if _up(view, record)]
+    live = [lease for lease in view.leases.values() if lease.state is not LeaseState.ENDED]
+    waiting = [lease for lease in live if lease.state in WAITING]
+    return {
+        "version": version("jupyter-gpupool"),
+        "api": API,
+        "simulated": simulated(view),
+        "simulated_note": SIMULATED if simulated(view) else "",
+        "trust_users": face.trust_users,
+        "one_user": one_user(face),
+        "nodes": [_node(record) for _, record in sorted(view.nodes.items())],
+        "gpus": len(there),
+        "gpus_free": sum(sum(each) for each in free.values()) / WHOLE,
+        "largest_together": max(
+            (sum(1 for milli in each if milli == WHOLE) for each in free.values()), default=0
+        ),
+        "models": _counted(record.device.model for record in there),
+        "pending": len(waiting),
+        "leases": len(live) - len(waiting),
+        "user": {"name": person.user, "admin": person.admin, "scopes": sorted(person.scopes)},
+    }
+
+
+def simulated(view: Pool) -> bool:
+    """Return whether any of the pool's GPUs is simulated."""
+    return any(record.node.simulated for record in view.nodes.values())
+
+
+def one_user(face: ControllerFace) -> str | None:
+    """Return the only person whom the pool serves, as its agents cannot switch users; None: it serves all."""
+    switch = all(record.node.switches_users for record in face.pool.nodes.values())
+    return None if face.trust_users or switch else str(face.store.get("owner") or getpass.getuser())
+
+
+def _node(record: Any) -> dict[str, Any]:
+    node = record.node
+    return {
+        "name": node.name,
+        "address": node.address,
+        "state": record.state.value,
+        "cordoned": record.cordoned,
+        "cpus": node.cpus / 1000,
+        "memory": node.memory,
+        "devices": len(node.devices),
+        "simulated": node.simulated,
+    }
+
+
+def _up(view: Pool, record: DeviceRecord) -> bool:
+    return view.nodes[record.device.node].state is not NodeState.LOST
+
+
+def _counted(names: Iterable[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name in names:
+        found[name] = found.get(name, 0) + 1
+    return dict(sorted(found.items()))
+
+
+def free_by_node(view: Pool) -> dict[str, list[int]]:
+    """Return the free thousandths of each device that takes new work, by node."""
+    taken = taken_by_device(view)
+    found: dict[str, list[int]] = {}
+    for uuid, record in view.devices.items():
+        if not bars(view, record):
+            used = sum(slice_.milli for _, slice_ in taken.get(uuid, ()))
+            found.setdefault(record.device.node, []).append(WHOLE - used)
+    return found
+
+
+def taken_by_device(view: Pool) -> dict[str, list[tuple[Lease, Slice]]]:
+    """Return the slices on each device, with their leases."""
+    found: dict[str, list[tuple[Lease, Slice]]] = {}
+    for lease in view.leases.values():
+        for slice_ in lease.slices.values():
+            found.setdefault(slice_.device, []).append((lease, slice_))
+    return found
+
+
+def bars(view: Pool, record: DeviceRecord) -> list[str]:
+    """Return why a device takes no new work, in words of one list."""
+    node = view.nodes[record.device.node]
+    flags = (
+        (node.state is not NodeState.UP, f"node {node.state.value}"),
+        (record.verdict not in FIT, "out"),
+        (bool(record.cordoned or node.cordoned), "cordoned"),
+        (bool(record.outside), "outside use"),
+    )
+    return [word for there, word in flags if there]
+
+
+# -------------------------------------------------------------------------------------------------- devices
+
+
+def devices(face: ControllerFace) -> list[dict[str, Any]]:
+    """Return all devices with what is on them and how they are, by node and index; for `masked` to show."""
+    taken = taken_by_device(face.pool)
+    ordered = sorted(face.pool.devices.values(), key=lambda record: (record.device.node, record.device.index))
+    return [_device(face, record, taken.get(record.device.uuid, ())) for record in ordered]
+
+
+def masked(row: dict[str, Any], seen: frozenset[str] | None) -> dict[str, Any]:
+    """Return a device's row without the ids and names of leases that are not among `seen` (None: all are)."""
+    if seen is None or all(part["lease"] in seen for part in row["parts"]):
+        return row
+    hidden = {"slice": "", "lease": "", "lease_name": ""}
+    parts = [part if part["lease"] in seen else {**part, **hidden} for part in row["parts"]]
+    return {**row, "parts": parts}
+
+
+def _device(
+    face: ControllerFace, record: DeviceRecord, taken: Iterable[tuple[Lease, Slice]]
+) -> dict[str, Any]:
+    device, barred = record.device, bars(face.pool, record)
+    used = sum(slice_.milli for _, slice_ in taken)
+    return {
+        "uuid": device.uuid,
+        "node": device.node,
+        "index": device.index,
+        "name": face.pool.device_name(device.uuid),
+        "model": device.model,
+        "memory": device.memory,
+        "mig": device.mig,
+        "verdict": record.verdict.value,
+        "verdict_sentence": record.sentence,
+        "flags": [*barred, *(["probation"] if record.probation else [])],
+        "cordoned": record.cordoned,
+        "outside": record.outside,
+        "parts": [_part(lease, slice_) for lease, slice_ in taken],
+        "free_milli": 0 if barred else WHOLE - used,
+        "reading": _reading(face, device),
+    }
+
+
+def _part(lease: Lease, slice_: Slice) -> dict[str, Any]:
+    return {
+        "slice": slice_.id,
+        "lease": lease.id,
+        "lease_name": lease.request.name,
+        "user": lease.request.user,
+        "milli": slice_.milli,
+        "vram": slice_.vram,
+        "state": slice_.state.value,
+        "profile": slice_.instance.profile if slice_.instance else "",
+        "start": slice_.instance.start if slice_.instance else None,
+        "size": slice_.instance.size if slice_.instance else None,
+    }
+
+
+def _reading(face: ControllerFace, device: Device) -> dict[str, Any] | None:
+    found = face.readings.get(device.uuid)
+    if found is None:
+        return None
+    return {
+        "utilisation": found.utilisation,
+        "memory_used": found.memory_used,
+        "temperature": found.temperature,
+        "power": None if found.power is None else found.power / 1000,
+        "error": found.error,
+        "age_s": round(face.reading_age(device.uuid), 1),
+    }
+
+
+# --------------------------------------------------------------------------------------------------- leases
+
+
+def may_see(lease: Lease, person: Person, reach: frozenset[str]) -> bool:
+    """Return whether a lease is a person's, is shared with them, or they administer the pool."""
+    return person.admin or lease.request.user == person.user or lease.id in reach
+
+
+def lease(face: ControllerFace, record: Lease, *, explained: bool = True) -> dict[str, Any]:
+    """Return a lease as those who may see it see it.
+
+    Args:
+        face: The controller.
+        record: The lease.
+        explained: Whether to work out why it waits and until when, which costs the more the more wait.
+    """
+    request, clock = record.request, face.clock
+    waits = record.state in WAITING
+    why = face.pool.explain(record.id, clock.now()) if waits and explained else None
+    reasons = refusals(why.reasons) if why else []
+    return {
+        "id": record.id,
+        "name": request.name,
+        "user": request.user,
+        "project": request.project,
+        "state": record.state.value,
+        "version": lease_version(record, why),
+        "why": record.why or (reasons[0]["sentence"] if reasons else ""),
+        "requested": requested(request),
+        "gpus": held(record) / WHOLE,
+        "submitted_at": clock.wall(request.arrived),
+        "granted_at": _when(face, record.granted_at),
+        "started_at": _when(face, record.started_at),
+        "ends_at": _when(face, record.ends_at),
+        "ended_at": _when(face, record.ended_at),
+        "place": (why.place or None) if why else None,
+        "expected_start": _when(face, why.expected_start) if why else None,
+        "reasons": reasons,
+        "progress": progress(record),
+        "slices": [_slice(face.pool, each) for each in record.slices.values()],
+        "preemptible": request.preemptible,
+        "interactive": request.interactive,
+        "idle_since": _when(face, record.idle_since),
+        "simulated": _simulated(face.pool, record),
+        "shared_with": list(face.store.shared_with(record.id)),
+        "notes": face.store.notes(record.id),
+    }
+
+
+def _when(face: ControllerFace, pool_ms: int) -> float | None:
+    return face.clock.wall(pool_ms) if pool_ms else None
+
+
+def lease_version(record: Lease, why: Explanation | None) -> int:
+    """Return a number that differs whenever what is said of a lease differs.
+
+    A waiting lease's place and reasons change with what others do, so they are in it.
+    """
+    told = repr((why.place, why.expected_start, why.reasons)) if why else ""
+    return (record.version << 20) | (zlib.crc32(told.encode()) & 0xFFFFF)
+
+
+def held(record: Lease) -> int:
+    """Return the thousandths of GPUs that a lease has or, before it has any, wants."""
+    request = record.request
+    asked = request.count * (request.milli or WHOLE)
+    return sum(each.milli for each in record.slices.values() if not each.replaces) or asked
+
+
+def requested(request: Request) -> dict[str, Any]:
+    """Return what was asked for, in the words of a request: only what was said."""
+    gpus = request.count if request.milli in (0, WHOLE) else request.milli / WHOLE
+    found: dict[str, Any] = {"gpus": gpus}
+    if request.max_count:
+        found["max_gpus"] = request.max_count
+    if request.min_count:
+        found["min_gpus"] = request.min_count
+    for each in fields(Request):
+        value = getattr(request, each.name)
+        if each.name not in _NOT_ASKED and value != each.default:
+            found[each.name] = list(value) if isinstance(value, tuple) else value
+    for name in ("time_limit", "idle_timeout"):
+        if name in found:
+            found[name] = found[name] / 1000
+    if "cpus" in found:
+        found["cpus"] = found["cpus"] / 1000
+    return found
+
+
+def progress(record: Lease) -> dict[str, Any]:
+    """Return how far a lease's start is."""
+    running = [each for each in record.slices.values() if each.state is SliceState.RUNNING]
+    return {
+        "scheduler": record.scheduler is SchedulerState.UP,
+        "workers": len(running),
+        "of": len(record.live()) or record.request.count,
+    }
+
+
+def _slice(view: Pool, slice_: Slice) -> dict[str, Any]:
+    record = view.devices.get(slice_.device)
+    return {
+        "id": slice_.id,
+        "device": slice_.device,
+        "device_name": view.device_name(slice_.device),
+        "node": slice_.node,
+        "model": record.device.model if record else "",
+        "milli": slice_.milli,
+        "vram": slice_.vram,
+        "state": slice_.state.value,
+        "profile": slice_.instance.profile if slice_.instance else "",
+    }
+
+
+def _simulated(view: Pool, record: Lease) -> bool:
+    nodes = [view.nodes[each.node] for each in record.slices.values() if each.node in view.nodes]
+    return any(each.node.simulated for each in nodes) if nodes else simulated(view)
+
+
+def refusals(many: Iterable[Refusal]) -> list[dict[str, str]]:
+    """Return reasons as JSON."""
+    return [
+        {"reason": no.reason.value, "sentence": no.sentence, "advice": no.advice, "field": no.field}
+        for no in many
+    ]
+
+
+def explanation(face: ControllerFace, why: Explanation) -> dict[str, Any]:
+    """Return why a lease or request is where it is."""
+    return {
+        "starts_now": why.starts_now,
+        "place": why.place or None,
+        "expected_start": _when(face, why.expected_start),
+        "reasons": refusals(why.reasons),
+        "sentences": list(why.sentences),
+    }
+
+
+def queue(face: ControllerFace, person: Person, most: int) -> list[dict[str, Any]]:
+    """Return what waits, the next one first; why and until when only of what the person may see."""
+    reach = face.store.shared_to(person.user)
+    waiting = [each for each in face.pool.leases.values() if each.state in WAITING]
+    waiting.sort(key=lambda each: (each.request.arrived, each.id))
+    rows = []
+    for place, record in enumerate(waiting[:most], start=1):
+        seen = may_see(record, person, reach)
+        why = face.pool.explain(record.id, face.clock.now()) if seen else None
+        rows.append(
+            {
+                "place": (why.place if why else 0) or place,
+                "id": record.id if seen else "",
+                "name": record.request.name if seen else "",
+                "user": record.request.user,
+                "project": record.request.project,
+                "gpus": held(record) / WHOLE,
+                "submitted_at": face.clock.wall(record.request.arrived),
+                "expected_start": _when(face, why.expected_start) if why else None,
+                "why": why.sentences[0] if why and why.sentences else "",
+            }
+        )
+    return sorted(rows, key=lambda row: row["place"])
+
+
+# -------------------------------------------------------------------------------------------- projects, usage
+
+
+def projects(face: ControllerFace, person: Person) -> list[dict[str, Any]]:
+    """Return the tree of projects with what each has now; who else is in them only administrators see."""
+    use = held_by_project(face.pool)
+    return [_project(each, person, use.get(each.name, {})) for each in face.pool.projects]
+
+
+def _project(project: Project, person: Person, use: dict[str, int]) -> dict[str, Any]:
+    shown = {
+        "name": project.name,
+        "parent": project.parent,
+        "quota": amounts(project.quota),
+        "limit": amounts(project.limit),
+        "weight": project.weight,
+        "tier": project.tier,
+        "default_time": project.default_time / 1000,
+        "max_time": project.max_time / 1000,
+        "held": {model: milli / WHOLE for model, milli in sorted(use.items())},
+    }
+    if person.admin:
+        users = [
+            {
+                "name": each.name,
+                "quota": amounts(each.quota),
+                "limit": amounts(each.limit),
+                "weight": each.weight,
+                "tier": each.tier,
+            }
+            for each in project.users
+        ]
+        shown |= {"users": users, "members": list(project.members)}
+    return shown
+
+
+def amounts(given: Amounts) -> dict[str, float]:
+    """Return amounts as GPUs by model."""
+    return {model: milli / WHOLE for model, milli in given}
+
+
+def held_by_project(view: Pool) -> dict[str, dict[str, int]]:
+    """Return the thousandths that each project has now by model, those below it included."""
+    above = {project.name: project.parent for project in view.projects}
+    found: dict[str, dict[str, int]] = {}
+    for record in view.leases.values():
+        for charge in record.charges.values():
+            name = record.request.project
+            while name:
+                use = found.setdefault(name, {})
+                use[charge.model] = use.get(charge.model, 0) + charge.milli
+                name = above.get(name, "")
+    return found
+
+
+def usage(face: ControllerFace) -> list[dict[str, Any]]:
+    """Return who has how much now, by project and user."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for record in face.pool.leases.values():
+        if not record.charges:
+            continue
+        key = (record.request.project, record.request.user)
+        row = found.setdefault(key, {"project": key[0], "user": key[1], "gpus": 0.0, "leases": 0})
+        row["gpus"] += sum(charge.milli for charge in record.charges.values()) / WHOLE
+        row["leases"] += 1
+    return [row for _, row in sorted(found.items())]
+
+
+def digest(data: Any) -> int:
+    """Return a number that differs when JSON-able data differs."""
+    return zlib.crc32(json.dumps(data, sort_keys=True).encode())
