@@ -253,7 +253,7 @@ class Inbox:
     def done(self, node: str, report: Message) -> int:
         """Remember that a report has been dealt with, and return the number to acknowledge; 0: none."""
         seq, boot = _number(report)
-        if seq:
+        if seq and self.is_new(node, report):
             self._last[node] = (boot, seq)
         return seq
 

@@ -60,6 +60,7 @@ class Connection:
         boot: Of this life of the agent.
         joined: Makes the report with which the agent presents itself.
         obey: Takes the orders, in their order; never raises.
+        address: The node's address, by which the controller tells workers apart.
     """
 
     def __init__(
@@ -67,12 +68,15 @@ class Connection:
         member: Membership,
         folder: Path,
         boot: str,
+        *,
         joined: Callable[[], wire.Message],
         obey: Callable[[list[wire.Message]], None],
+        address: str = "127.0.0.1",
     ) -> None:
         self._member = member
         self._folder = folder
         self._joined = joined
+        self._address = address
         self._obey = obey
         self._worker: PoolWorker | None = None
         self._lives = 0
@@ -155,6 +159,7 @@ class Connection:
             metrics={},
             startup_information={},
         )
+        worker.node_address = self._address
         wire.shut(worker, "agent", {wire.OP: self._on_orders, wire.ACK: self._on_ack})
         wire.quieten(worker)
         return worker

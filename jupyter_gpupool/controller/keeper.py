@@ -1,0 +1,111 @@
+"""The pool and its journal: every pool event is on the disk before anything that follows from it is done.
+
+Rule 1: what could not be written has not happened: the pool is as it was, and whoever asked is told.
+Rule 2: the last snapshot and the events after it give an equal pool. An event that the pool stumbles over
+        stumbles again at each replay, in the same way; it never keeps a controller from starting.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from jupyter_gpupool.controller.records import StoreError
+from jupyter_gpupool.core.model import Notify, Tick
+from jupyter_gpupool.core.pool import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jupyter_gpupool.controller.clock import Clock
+    from jupyter_gpupool.controller.store import Once, Store
+    from jupyter_gpupool.core.model import Instruction, PoolEvent
+
+logger = logging.getLogger(__name__)
+
+#: A snapshot is taken after so many pool events, so that a restart replays no more than that.
+SNAPSHOT_AFTER = 2000
+
+
+class Keeper:
+    """Keeps the pool.
+
+    Args:
+        store: The journal.
+        clock: The pool's clock.
+        follow: Called with each pool event that has been journaled and what follows from it; never raises.
+    """
+
+    def __init__(
+        self, store: Store, clock: Clock, follow: Callable[[PoolEvent, list[Instruction]], None]
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._follow = follow
+        self.pool = self._load()
+
+    def _load(self) -> Pool:
+        """Make the pool that the journal tells of, and say again what it told people."""
+        state, _ = self._store.restore()
+        pool = Pool.restore(state) if state is not None else Pool()
+        for seq, event in self._store.replay():
+            self._keep_notices(seq, _handle(pool, event))
+        return pool
+
+    def submit(self, event: PoolEvent, once: Once | None = None) -> list[Instruction]:
+        """Journal a pool event, let the pool handle it, have done what follows, and return that.
+
+        Args:
+            event: What has happened.
+            once: The idempotency key that came with it.
+
+        Raises:
+            StoreError: It could not be journaled; nothing has changed.
+        """
+        seq = self._store.append(event, once)
+        instructions = _handle(self.pool, event)
+        self._done(seq, event, instructions)
+        return instructions
+
+    def tick(self) -> None:
+        """Let the pool see that time has passed. Only a tick from which something follows is journaled."""
+        event, due = Tick(now=self._clock.now()), self.pool.next_time()
+        if due is None or due > event.now:
+            return
+        version = self.pool.version
+        instructions = _handle(self.pool, event)
+        if not instructions and self.pool.version == version:
+            return
+        try:
+            seq = self._store.append(event)
+        except StoreError:
+            # The pool is ahead of its journal: go back to what the journal says.
+            logger.exception("A tick could not be journaled; the pool is read back from the journal.")
+            self.pool = self._load()
+            return
+        self._done(seq, event, instructions)
+
+    def compact(self) -> None:
+        """Take a snapshot where a restart would have much to replay."""
+        if self._store.since_snapshot >= SNAPSHOT_AFTER:
+            self._store.snapshot(self.pool.snapshot())
+
+    def _done(self, seq: int, event: PoolEvent, instructions: list[Instruction]) -> None:
+        self._keep_notices(seq, instructions)
+        self._follow(event, instructions)
+
+    def _keep_notices(self, seq: int, instructions: list[Instruction]) -> None:
+        notices = [each for each in instructions if isinstance(each, Notify)]
+        try:
+            self._store.add_notices(seq, notices)
+        except StoreError:  # they are said again when the journal is replayed
+            logger.exception("Notices could not be kept.")
+
+
+def _handle(pool: Pool, event: PoolEvent) -> list[Instruction]:
+    """Let the pool handle an event; a fault in the rules must not stop the controller, nor each start."""
+    try:
+        return pool.handle(event)
+    except Exception:
+        logger.exception("The pool could not handle %s.", event)
+        return []

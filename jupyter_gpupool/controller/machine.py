@@ -1,0 +1,410 @@
+"""The controller: the pool and its journal on one side, the agents on the other, the HTTP API on top.
+
+Rule 1: what agents report becomes pool events (`reports`), what follows becomes orders (`plugin.Orders`).
+        Nothing here decides what is granted, drained or ended: `core.pool` does.
+Rule 2: orders are not kept. When an agent is back, and when the controller has started anew, what is
+        outstanding follows from the pool's state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from jupyter_gpupool.controller.agents import Agents
+from jupyter_gpupool.controller.auth import Authority, Tokens
+from jupyter_gpupool.controller.clock import Clock
+from jupyter_gpupool.controller.idleness import Idleness
+from jupyter_gpupool.controller.keeper import Keeper
+from jupyter_gpupool.controller.keys import Keys
+from jupyter_gpupool.controller.plugin import Orders, PoolScheduler
+from jupyter_gpupool.controller.records import StoreError
+from jupyter_gpupool.controller.reports import BadReportError, Said, to_event
+from jupyter_gpupool.core.model import (
+    ANY,
+    DrainSlice,
+    EndLease,
+    LeaseBusy,
+    LeaseFailed,
+    LeaseIdle,
+    LeaseStarted,
+    NodeJoined,
+    NodeSilent,
+    Notice,
+    Notify,
+    Reading,
+    SliceState,
+    StartLease,
+    VerdictChanged,
+    decode,
+)
+from jupyter_gpupool.core.state import NodeState, SchedulerState
+
+if TYPE_CHECKING:
+    from jupyter_gpupool.controller.store import Once, Store
+    from jupyter_gpupool.core.model import Instruction, PoolEvent
+    from jupyter_gpupool.core.pool import Pool
+    from jupyter_gpupool.wire import Message
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks at the time.
+TICK = 1.0
+#: Seconds that agents have to come back after the controller's start before they count as silent.
+PATIENCE = 5.0
+#: Seconds to wait for an agent's answer.
+ANSWER = 10.0
+#: Seconds that agents have to end what they run when the whole pool is stopped.
+LEAVING = 30.0
+#: What an agent may have missed; what concerns its own slices follows from its joining.
+AGAIN = (StartLease, EndLease, DrainSlice)
+
+
+class Controller:
+    """One pool's controller; what the HTTP API needs of it is `face.ControllerFace`.
+
+    Args:
+        store: The journal, open.
+        authority: The pool's certificate authority.
+        trust_users: Whether people trust one another, where agents cannot switch users.
+
+    Raises:
+        StoreError: The journal is damaged.
+    """
+
+    def __init__(self, store: Store, authority: Authority, *, trust_users: bool = False) -> None:
+        self.store = store
+        self.authority = authority
+        self.trust_users = trust_users
+        self.clock = Clock(store)
+        self.tokens = Tokens(store)
+        self.keys = Keys(store)
+        self.readings: dict[str, Reading] = {}
+        self.address = ""
+        self.stopped = asyncio.Event()
+        self._read_at: dict[str, float] = {}
+        self._idleness = Idleness()
+        self._keeper = Keeper(store, self.clock, self._follow)
+        self._orders = Orders(self)
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._owed = False
+        self._patient_until = time.monotonic() + PATIENCE
+        self.keys.forget_all_but(self._living())
+
+    # ------------------------------------------------------------------------------------------ life
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen to agents.
+
+        Args:
+            host: The address to listen on.
+            port: The port; 0: any.
+
+        Raises:
+            OSError: The port is in use.
+        """
+        self.scheduler = PoolScheduler(self, host=host, port=port, security=self.authority.comm_security())
+        self.agents = Agents(self.scheduler)
+        try:
+            await self.scheduler
+        except RuntimeError as error:
+            raise error.__cause__ or error from None
+        self.address = self.scheduler.address
+        self._run(self._tick_forever())
+
+    async def close(self) -> None:
+        """Hang up on everybody; leases and agents go on."""
+        for task in self._tasks:
+            task.cancel()
+        with contextlib.suppress(Exception):
+            await self.scheduler.close(reason="controller-stopped")
+        self.store.close()
+
+    def stop(self, why: str, *, everything: bool = False) -> None:
+        """End the controller's process softly.
+
+        Args:
+            why: For the log.
+            everything: Agents end their leases and themselves first; otherwise leases go on.
+        """
+        logger.info("The controller stops: %s", why)
+        self._run(self._stop(everything=everything))
+
+    async def _stop(self, *, everything: bool) -> None:
+        if everything:
+            for node in self.agents.nodes:
+                self.agents.tell(node, {"order": "leave"})
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LEAVING):
+                    while self.agents.nodes:
+                        await self.changed(1)
+        self.stopped.set()
+
+    def _run(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            try:
+                self._tick()
+            except StoreError as error:
+                logger.error("%s", error)  # noqa: TRY400 - one sentence is all there is to it
+            except Exception:
+                logger.exception("A tick failed.")
+
+    def _tick(self) -> None:
+        self.clock.renew()
+        if time.monotonic() > self._patient_until:
+            self._note_silence()
+        for event in list(self._idleness.changes(self.pool.leases, self.readings, self.clock.now())):
+            self.submit(event)
+        self._keeper.tick()
+        if self._owed:
+            self._owed = False
+            self._again()
+        self._keeper.compact()
+
+    def _note_silence(self) -> None:
+        """Tell the pool of nodes that are not connected; after a start, agents get some time to come back."""
+        for name, record in list(self.pool.nodes.items()):
+            if record.state is NodeState.UP and not self.agents.connected(name):
+                self.submit(NodeSilent(now=self.clock.now(), cause="not connected", node=name))
+
+    # ------------------------------------------------------------------------------------------ the pool
+
+    @property
+    def pool(self) -> Pool:
+        """The pool; to be read only."""
+        return self._keeper.pool
+
+    def submit(self, event: PoolEvent, once: Once | None = None) -> list[Instruction]:
+        """Journal a pool event, let the pool handle it, carry out what follows, and return that.
+
+        Args:
+            event: What has happened.
+            once: The idempotency key that came with it.
+
+        Raises:
+            StoreError: It could not be journaled; nothing has changed.
+        """
+        return self._keeper.submit(event, once)
+
+    def _follow(self, event: PoolEvent, instructions: list[Instruction]) -> None:
+        """Do what follows from a pool event that has been journaled."""
+        for instruction in instructions:
+            self._carry_out(instruction)
+        if isinstance(event, LeaseStarted):
+            self._start_workers(event.lease)
+        if isinstance(event, VerdictChanged):
+            self._pass_on(event)
+        for instruction in instructions:
+            if isinstance(instruction, Notify) and instruction.notice is Notice.ENDED:
+                self._idleness.withdraw(instruction.lease)
+                self.keys.forget(instruction.lease)
+        self._wake()
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        try:
+            self._orders.carry_out(instruction)
+        except Exception:  # it has happened, so what follows is still owed
+            logger.exception("%s could not be carried out; it is tried again.", instruction)
+            self._owed = True
+
+    def _again(self, node: str = "") -> None:
+        """Carry out again what is outstanding: all of it, or what an agent may have missed."""
+        for instruction in self.pool.orders():
+            if not node or (isinstance(instruction, AGAIN) and self.home(instruction.lease) == node):
+                self._carry_out(instruction)
+
+    def _start_workers(self, lease: str) -> None:
+        """Start the workers that waited for their scheduler's address."""
+        record = self.pool.leases.get(lease)
+        if record is None or record.scheduler is not SchedulerState.UP:
+            return
+        for slice_ in record.slices.values():
+            made = slice_.instance is None or slice_.instance.uuid
+            if slice_.state is SliceState.STARTING and made:
+                self._orders.start_worker(record.request, slice_, record.address)
+
+    def _pass_on(self, event: VerdictChanged) -> None:
+        """Let the leases' schedulers know how fit a device is."""
+        order = {"order": "verdict", "device": event.device, "verdict": event.verdict.value}
+        self.agents.tell(self.keys.head, {**order, "sentence": event.sentence})
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is a lease or a request."""
+        return bool(self._living())
+
+    def _living(self) -> set[str]:
+        return {lease.id for lease in self.pool.leases.values() if not lease.ended_at}
+
+    def home(self, lease: str) -> str:
+        """Return the node on which a lease's scheduler runs, or is to run."""
+        return self.keys.home(lease)
+
+    # ------------------------------------------------------------------------------------- the agents' side
+
+    def on_left(self, worker: str) -> None:
+        """An agent's connection is gone."""
+        node = self.agents.left(worker)
+        if node in self.pool.nodes:
+            with contextlib.suppress(StoreError):  # the next tick tries again
+                self.submit(NodeSilent(now=self.clock.now(), cause="its connection broke", node=node))
+        self._wake()
+
+    def on_reports(self, worker: str = "", reports: Any = (), **_more: Any) -> None:
+        """Take an agent's reports, in their order; never raises."""
+        node = self.agents.node_of(worker)
+        if not node or not isinstance(reports, tuple | list):
+            return
+        try:
+            self.agents.hear(node, reports, self._take)
+        except StoreError as error:
+            logger.error("%s What %s has reported is taken later.", error, node)  # noqa: TRY400 - one sentence
+
+    def _take(self, node: str, report: Message) -> None:
+        """Take one report.
+
+        Raises:
+            StoreError: It could not be journaled; it is to come again.
+        """
+        name = report.get("report")
+        if name == "readings":
+            self._take_readings(node, report)
+        elif name == "answer":
+            self.agents.answered(report)
+        elif name == "finding":
+            self._warn(str(report.get("sentence", "")))
+        else:
+            self._take_event(node, report)
+
+    def _take_event(self, node: str, report: Message) -> None:
+        said = Said(node, self.clock.now(), report, self._node_of_slice, self._node_of_device, self.home)
+        try:
+            event = to_event(said)
+        except BadReportError as error:
+            logger.warning("A report of %s is not taken: %s", node, error)
+            return
+        if isinstance(event, LeaseIdle):
+            self._idleness.claim(event.lease, event.since)
+        elif isinstance(event, LeaseBusy):
+            self._idleness.withdraw(event.lease)
+        elif isinstance(event, NodeJoined):
+            self._join(event, report)
+        elif event is not None:
+            if isinstance(event, LeaseStarted):
+                self.keys.note_dashboard(event.lease, str(report.get("dashboard", "")))
+            self.submit(event)
+
+    def _join(self, event: NodeJoined, report: Message) -> None:
+        """A node's agent presents itself."""
+        node = event.node.name
+        if report.get("head"):
+            self.keys.note_head(node)
+        self.submit(event)
+        self._find_lost_schedulers(node, set(report.get("leases") or ()))
+        self._again(node)
+        for refused in report.get("refused") or ():
+            self._warn(str(refused.get("sentence", "")))
+
+    def _find_lost_schedulers(self, node: str, running: set[str]) -> None:
+        """Tell the pool which leases' schedulers should run on a node and do not, and end the others."""
+        now = self.clock.now()
+        for lease in list(self.pool.leases.values()):
+            if (
+                lease.scheduler is SchedulerState.UP
+                and self.home(lease.id) == node
+                and lease.id not in running
+            ):
+                why = f"it does not run on {node} any more"
+                self.submit(LeaseFailed(now=now, cause=f"agent of {node}", lease=lease.id, why=why))
+        for lease_id in sorted(running):
+            lease_ = self.pool.leases.get(str(lease_id))
+            if lease_ is None or lease_.scheduler is SchedulerState.NONE or self.home(lease_.id) != node:
+                self.agents.tell(node, {"order": "end_lease", "lease": str(lease_id)})
+
+    def _warn(self, sentence: str) -> None:
+        """Tell the administrators something that is no pool event."""
+        if sentence:
+            logger.warning("%s", sentence[:500])
+            notice = Notify(user=ANY, notice=Notice.DEVICE, lease="", sentence=sentence[:500])
+            with contextlib.suppress(StoreError):
+                self.store.add_notices(self.store.last_seq, [notice])
+                self._wake()
+
+    def _node_of_slice(self, ident: str) -> str:
+        lease = self.pool.leases.get(ident.rpartition("/")[0])
+        if lease is not None and ident in lease.slices:
+            return lease.slices[ident].node
+        for name, record in self.pool.nodes.items():
+            if ident in record.ghosts or ident in record.strangers:
+                return name
+        return ""
+
+    def _node_of_device(self, uuid: str) -> str:
+        record = self.pool.devices.get(uuid)
+        return record.device.node if record else ""
+
+    def _take_readings(self, node: str, report: Message) -> None:
+        now = time.monotonic()
+        for data in report.get("readings") or ():
+            try:
+                reading = decode(Reading, data)
+            except ValueError as error:
+                logger.warning("A reading of %s is not taken: %s", node, error)
+                continue
+            if self._node_of_device(reading.device) == node:
+                self.readings[reading.device] = reading
+                self._read_at[reading.device] = now
+                self._idleness.seen(reading, self.clock.now())
+        self._wake()
+
+    # ---------------------------------------------------------------------------------------- the API's side
+
+    def _wake(self) -> None:
+        old, self._changed = self._changed, asyncio.Event()
+        old.set()
+
+    async def changed(self, timeout_s: float) -> None:
+        """Return when anything changes, or after `timeout_s` seconds."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+
+    def reading_age(self, device: str) -> float:
+        """Return how old the last reading of a device is, in seconds; infinite where there is none."""
+        return time.monotonic() - self._read_at.get(device, float("-inf"))
+
+    def connection(self, lease: str) -> dict[str, Any] | None:
+        """Return how a lease's scheduler is reached, with its credentials; None: it does not run."""
+        record, keys = self.pool.leases.get(lease), self.keys.of(lease)
+        if record is None or keys is None or record.scheduler is not SchedulerState.UP:
+            return None
+        parts = ("ca", "cert", "key", "dashboard", "secret")
+        return {"address": record.address, **{part: keys[part] for part in parts}}
+
+    async def logs(self, lease: str) -> list[dict[str, str]]:
+        """Return what a lease's processes have written: "name" and "text" of each."""
+        question = {"order": "logs", "lease": lease}
+        nodes = self.agents.nodes
+        answers = await asyncio.gather(*(self.agents.ask(node, question, ANSWER) for node in nodes))
+        found: dict[str, dict[str, str]] = {}
+        for answer in answers:
+            for log in (answer or {}).get("logs") or ():
+                found.setdefault(str(log["name"]), {"name": str(log["name"]), "text": str(log["text"])})
+        return [found[name] for name in sorted(found)]
+
+    async def drill(self, device: str, xid: int) -> str:
+        """Break a device for practice (`xid` 0: make it good again); return "" or why not."""
+        node = self._node_of_device(device)
+        if not self.agents.connected(node):
+            return f"{node or 'The node of ' + device} is not connected: wait until its agent is back."
+        answer = await self.agents.ask(node, {"order": "drill", "device": device, "xid": xid}, ANSWER)
+        return f"{node} did not answer within {ANSWER:g} s." if answer is None else str(answer.get("why", ""))

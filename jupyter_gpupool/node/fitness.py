@@ -1,0 +1,165 @@
+"""The fitness of a node's devices: readings and NVML events go in, changed verdicts and findings come out.
+
+The rules are `core.health`; here are the clock, the file in which they keep their memory over a restart of
+the agent, and the tasks' suspicions, for each of which the driver is asked at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from jupyter_gpupool.core.health import Judge, Outcome
+from jupyter_gpupool.core.model import NvmlEvent, Verdict
+from jupyter_gpupool.node.guard import boot_id
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+    from pathlib import Path
+
+    from jupyter_gpupool.core.model import Device, Reading, VerdictChanged
+
+logger = logging.getLogger(__name__)
+
+#: Seconds to wait for a reading that was asked for.
+POLL = 3.0
+DRILL = "a drill"
+
+
+def now_ms() -> int:
+    """Return the time by the reader's clock, in milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+class Fitness:
+    """Judges the devices of one node.
+
+    Args:
+        path: Where what is remembered is kept.
+        node: The node's name.
+        report: Called with each changed verdict and each finding, as a report.
+        poll: Asks the driver for readings now.
+        leases_on: Says which leases have work on a device, or on a MIG instance of it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        node: str,
+        report: Callable[[dict[str, Any]], None],
+        poll: Callable[[], Awaitable[Any]],
+        leases_on: Callable[[str, int], Iterable[str]],
+    ) -> None:
+        self._path = path
+        self._report = report
+        self._poll = poll
+        self._leases_on = leases_on
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._judge, self._remembers = _restore(path, node)
+
+    # ------------------------------------------------------------------------------------------------ inputs
+
+    def on_devices(self, devices: tuple[Device, ...]) -> None:
+        """Take what the driver lists."""
+        self._follow(self._judge.devices(devices, now_ms(), boot=boot_id()))
+
+    def on_readings(self, readings: list[Reading]) -> None:
+        """Take what a poll says, and let the time pass that has passed."""
+        outcome = self._judge.tick(now_ms())
+        for reading in readings:
+            outcome += self._judge.reading(reading)
+        self._follow(outcome)
+
+    def on_event(self, event: NvmlEvent) -> None:
+        """Take what the driver announces."""
+        self._follow(self._judge.event(event, self._leases_on(event.device, event.gpu_instance)))
+
+    def drill(self, device: str, xid: int) -> None:
+        """Take a fault that a person has made up; XID 0 takes it back."""
+        if xid:
+            self.on_event(NvmlEvent(device=device, now=now_ms(), kind="xid", xid=xid))
+        else:
+            self._follow(self._judge.forgive(device, now_ms()))
+
+    def forgive(self, device: str) -> None:
+        """A person says that a device is fit."""
+        self._follow(self._judge.forgive(device, now_ms()))
+
+    async def suspect(self, device: str) -> dict[str, Any]:
+        """Judge a device on which a task has failed: ask the driver, and return the verdict as an order."""
+        with contextlib.suppress(TimeoutError, asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.shield(self._poll()), POLL)
+        return order_of(self._judge.opinion(device, now_ms()))
+
+    def opinions(self) -> None:
+        """Report all verdicts as they stand, for a controller that may have missed some; no past restarts."""
+        known = self._judge.histories if self._remembers else ()
+        for device in known:
+            opinion = self._judge.opinion(device, now_ms())
+            if opinion.verdict is not Verdict.RESTART_WORKER:
+                self._report(report_of(opinion))
+
+    # ----------------------------------------------------------------------------------------- what follows
+
+    def _follow(self, outcome: Outcome) -> None:
+        for change in outcome.changes:
+            logger.info("%s is %s: %s", change.device, change.verdict, change.sentence)
+            self._report(report_of(change))
+        for finding in outcome.findings:
+            logger.warning("%s", finding.sentence)
+            about, subject = finding.about.value, finding.subject
+            self._report(
+                {"report": "finding", "about": about, "subject": subject, "sentence": finding.sentence}
+            )
+        if outcome.changes or outcome.findings:
+            self.save()
+        if outcome.poll:
+            task = asyncio.ensure_future(self._poll())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def save(self) -> None:
+        """Write down what is remembered; without it, histories begin anew."""
+        part = self._path.with_suffix(".part")
+        try:
+            part.write_text(json.dumps(self._judge.snapshot()), encoding="utf-8")
+            part.replace(self._path)
+        except OSError as error:
+            logger.warning("%s cannot be written: %s", self._path, error)
+
+
+def report_of(change: VerdictChanged) -> dict[str, Any]:
+    """Return a verdict as a report to the controller."""
+    return {
+        "report": "verdict",
+        "device": change.device,
+        "verdict": change.verdict.value,
+        "sentence": change.sentence,
+        "evidence": change.evidence,
+        "probation": change.probation,
+    }
+
+
+def order_of(change: VerdictChanged) -> dict[str, Any]:
+    """Return a verdict as the order that tells a lease's processes."""
+    return {
+        "order": "verdict",
+        "device": change.device,
+        "verdict": change.verdict.value,
+        "sentence": change.sentence,
+    }
+
+
+def _restore(path: Path, node: str) -> tuple[Judge, bool]:
+    """Read back what was remembered; return whether there was anything."""
+    try:
+        return Judge.restore(json.loads(path.read_text(encoding="utf-8"))), True
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("%s is not used (%s): the devices' histories begin anew.", path, error)
+    return Judge(node, boot=boot_id()), False

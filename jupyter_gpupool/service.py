@@ -1,0 +1,89 @@
+"""What the pool's long-running processes do alike: their log, their end, one of them a folder.
+
+Used by `controller` and `node` only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import logging.handlers
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Bytes of a log file, and how many older ones are kept.
+LOG_SIZE, LOG_FILES = 5_000_000, 2
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+#: Dask's own words about each connection are of no use to a person.
+QUIET = (
+    "distributed.core",
+    "distributed.scheduler",
+    "distributed.worker",
+    "distributed.batched",
+    "distributed.comm",
+)
+
+
+def log_to(path: str) -> None:
+    """Log to a file that is turned over when it is large, or to standard error where `path` is empty."""
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    if path:
+        Path(path).touch(mode=0o600)
+        handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_SIZE, backupCount=LOG_FILES)
+    handler.setFormatter(logging.Formatter(FORMAT))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.INFO)
+    distributed = logging.getLogger("distributed")
+    distributed.handlers.clear()
+    distributed.propagate = True
+    for name in QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def on_signals(stop: Callable[[], None]) -> None:
+    """Call `stop` when the process is asked to end; to be called in the event loop."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+
+
+def claim(folder: Path, what: str) -> int:
+    """Make a folder for this user's eyes only, and claim it for one process of a kind.
+
+    Returns:
+        The lock's file descriptor, to be kept open.
+
+    Raises:
+        OSError: It is another user's, cannot be made, or another process has it; the text says which.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to another user: name a folder of your own.")
+    folder.chmod(0o700)
+    handle = os.open(folder / f"{what}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(handle, 32, 0).decode("ascii", "replace").strip()
+        os.close(handle)
+        raise BlockingIOError(
+            f"{folder} is in use by another {what}, process {holder}: stop it, or name another folder."
+        ) from None
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+    return handle
+
+
+def give_up(sentence: object) -> NoReturn:
+    """End the process because it cannot start: one sentence on standard error, exit status 1."""
+    sys.stderr.write(f"{sentence}\n")
+    sys.stderr.flush()
+    os._exit(1)
