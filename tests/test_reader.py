@@ -91,7 +91,9 @@ async def test_it_polls_by_itself_and_at_once_after_an_event(machine: simulated.
         assert {(each.device, each.error) for each in lost} == {(machine.find("gpu0"), "GPU_IS_LOST")}
 
 
-async def test_a_device_that_is_not_listed_any_more_is_told_without_any_event(machine: simulated.Machine) -> None:
+async def test_a_device_that_is_not_listed_any_more_is_told_without_any_event(
+    machine: simulated.Machine,
+) -> None:
     async with reading(machine) as (reader, heard):
         machine.lose("gpu1", xid=0, vanish=True)
         readings = {each.device: each.error for each in await asyncio.wait_for(reader.poll(), 5)}
@@ -131,7 +133,9 @@ async def test_a_hanging_device_is_a_finding_and_the_others_are_read_on(machine:
         assert not any(each.error for each in heard.readings)
         assert reader.age(machine.find("gpu0")) < 2.5
         machine.heal()
-        back = await heard.until(lambda: [each for each in heard.findings if each.sentence == "readings are back"])
+        back = await heard.until(
+            lambda: [each for each in heard.findings if each.sentence == "readings are back"]
+        )
         assert back[0].device == machine.find("gpu1")
 
 
@@ -175,7 +179,9 @@ async def test_a_reader_that_dies_is_started_anew_and_that_is_told(machine: simu
         await heard.until(lambda: heard.events)
 
 
-async def test_an_error_of_the_monitor_is_a_finding_and_condemns_no_device(machine: simulated.Machine) -> None:
+async def test_an_error_of_the_monitor_is_a_finding_and_condemns_no_device(
+    machine: simulated.Machine,
+) -> None:
     async with reading(machine, interval_s=0.2) as (_, heard):
         await heard.until(lambda: len(heard.readings) >= 3)
         machine.fail_next("gpu2", code="UNKNOWN", times=5)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import dask

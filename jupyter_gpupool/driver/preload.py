@@ -1,12 +1,12 @@
 """Preload of every Dask worker that the pool starts, on real and on simulated GPUs.
 
-Pass it as `CUDAWorker(preload=["jupyter_gpupool.driver.preload"])`: dask-cuda always passes a list of its own, so that
-Dask never looks at `distributed.worker.preload` of the configuration.
+Pass it as `CUDAWorker(preload=["jupyter_gpupool.driver.preload"])`: dask-cuda always passes a list of its
+own, so that Dask never looks at `distributed.worker.preload` of the configuration.
 
-NVML polling by Dask is off in the pool's processes (`distributed.diagnostics.nvml: False`; it stalls a worker whose GPU
-is lost). dask-cuda's own preload, which makes the CUDA context, then finds NVML not initialised and gives up with "Unable to
-start CUDA Context". So this one, which comes first, initialises NVML. Nothing is silenced: a context that cannot
-be made is still logged.
+NVML polling by Dask is off in the pool's processes (`distributed.diagnostics.nvml: False`; it stalls a worker
+whose GPU is lost). dask-cuda's own preload, which makes the CUDA context, then finds NVML not initialised and
+gives up with "Unable to start CUDA Context". So this one, which comes first, initialises NVML. Nothing is
+silenced: a context that cannot be made is still logged.
 """
 
 from __future__ import annotations

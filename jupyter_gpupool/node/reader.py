@@ -1,9 +1,9 @@
-"""The agent's side of NVML: it starts the reader's process, hears it, and watches that it does not fall silent.
+"""The agent's side of NVML: it starts the reader's process, hears it, and sees that it does not fall silent.
 
 Rule 1: the agent never calls NVML; a hanging call, a crash or a stall in it stays in the reader's process.
 Rule 2: silence is a finding ("readings stopped 40 s ago"), not a dead GPU.
-Rule 3: a reader that hangs is replaced gently: asked to end, then SIGTERM. To end an NVML client by SIGKILL can freeze
-        its GPU, so that comes last, and only when the agent itself ends.
+Rule 3: a reader that hangs is replaced gently: asked to end, then SIGTERM. To end an NVML client by SIGKILL
+        can freeze its GPU, so that comes last, and only when the agent itself ends.
 
 `python -m jupyter_gpupool.node.reader` is the process itself (`node.reading`).
 """
@@ -19,11 +19,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.core.model import Device, NvmlEvent, Reading, decode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +73,8 @@ class Reader:
         node: The node's name, for the devices' descriptions.
         interval_s: Seconds between polls.
         silence_s: Seconds without a reading that are a finding; 0: two intervals and ten seconds.
-        on_devices: Called with all devices when one has come or has changed (not for those that `start` returns).
+        on_devices: Called with all devices when one has come or has changed (not for those that `start`
+            returns).
         on_readings: Called with a list of readings.
         on_event: Called with each NVML event.
         on_silence: Called with a `Finding`.
@@ -94,12 +97,8 @@ class Reader:
         self.interval_s = interval_s
         self.silence_s = silence_s or 2 * interval_s + 10
         self.devices: tuple[Device, ...] = ()
-        self._calls = {
-            "devices": on_devices,
-            "readings": on_readings,
-            "event": on_event,
-            "silence": on_silence,
-        }
+        self._on_devices, self._on_readings = on_devices, on_readings
+        self._on_event, self._on_silence = on_event, on_silence
         self._process: asyncio.subprocess.Process | None = None
         self._first: asyncio.Future[tuple[Device, ...]] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -144,8 +143,12 @@ class Reader:
         self._asked[number] = future
         self._order({"order": "poll", "id": number})
         timer = loop.call_later(POLL_LIMIT, self._answer, [number], [])
-        future.add_done_callback(lambda _: (timer.cancel(), self._asked.pop(number, None)))
+        future.add_done_callback(lambda _: self._forget(number, timer))
         return future
+
+    def _forget(self, number: int, timer: asyncio.TimerHandle) -> None:
+        timer.cancel()
+        self._asked.pop(number, None)
 
     def _answer(self, numbers: list[int], readings: list[Reading]) -> None:
         for number in numbers:
@@ -170,7 +173,7 @@ class Reader:
             future.cancel()
         self._left.clear()
 
-    # ------------------------------------------------------------------------------------------------ its process
+    # -------------------------------------------------------------------------------------------- its process
 
     async def _launch(self) -> None:
         command = [sys.executable, "-m", "jupyter_gpupool.node.reader"]
@@ -209,9 +212,13 @@ class Reader:
     async def _again(self, process: asyncio.subprocess.Process, status: int) -> None:
         """Start a reader that died anew, later each time until one has told readings."""
         if self._first is not None and not self._first.done():
-            self._first.set_exception(ReaderError(f"the reader's process ended at its start ({_how(status)})"))
+            self._first.set_exception(
+                ReaderError(f"the reader's process ended at its start ({_how(status)})")
+            )
             return
-        sentence = f"the reader's process ended ({_how(status)}) and is started anew; XIDs in between are missed"
+        sentence = (
+            f"the reader's process ended ({_how(status)}) and is started anew; XIDs in between are missed"
+        )
         self._tell(Finding(device="", seconds=0.0, sentence=sentence, name="READER_ENDED"))
         while not self._closing and self._process is process:
             await asyncio.sleep(self._delay)
@@ -228,7 +235,7 @@ class Reader:
         await self._launch()
         self._spawn(_end(old, kill=False))
 
-    # ------------------------------------------------------------------------------------------ what it is told
+    # ---------------------------------------------------------------------------------------- what it is told
 
     def _take(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
@@ -237,7 +244,7 @@ class Reader:
         elif kind == "readings":
             self._take_readings(message["answers"], [decode(Reading, each) for each in message["readings"]])
         elif kind == "event":
-            self._calls["event"](decode(NvmlEvent, message["event"]))
+            self._on_event(decode(NvmlEvent, message["event"]))
         elif kind == "trouble":
             self._take_trouble(message)
         elif kind == "unavailable":
@@ -259,7 +266,7 @@ class Reader:
             kept = {each.uuid: each for each in self.devices} | {each.uuid: each for each in devices}
             if tuple(kept.values()) != self.devices:
                 self.devices = tuple(kept.values())
-                self._calls["devices"](self.devices)
+                self._on_devices(self.devices)
 
     def _take_readings(self, answers: list[int], readings: list[Reading]) -> None:
         now = time.monotonic()
@@ -268,7 +275,7 @@ class Reader:
             self._heard[reading.device] = now
             if self._silent.pop(reading.device, None) is not None:
                 self._tell(Finding(device=reading.device, seconds=0.0, sentence="readings are back"))
-        self._calls["readings"](readings)
+        self._on_readings(readings)
         self._answer(answers, readings)
 
     def _take_trouble(self, message: dict[str, Any]) -> None:
@@ -282,9 +289,9 @@ class Reader:
         self._tell(finding)
 
     def _tell(self, finding: Finding) -> None:
-        self._calls["silence"](finding)
+        self._on_silence(finding)
 
-    # ---------------------------------------------------------------------------------------------- the watchdog
+    # ------------------------------------------------------------------------------------------- the watchdog
 
     async def _watch(self) -> None:
         while True:

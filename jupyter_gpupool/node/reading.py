@@ -1,11 +1,12 @@
 """The reader's process: it calls NVML so that nobody else has to, and writes what it hears as JSON lines.
 
-Rule 1: a call may hang. So each device is read by a thread of its own, events are awaited by another, and orders are
-        taken by a third: what hangs holds up nothing else.
+Rule 1: a call may hang. So each device is read by a thread of its own, events are awaited by another, and
+        orders are taken by a third: what hangs holds up nothing else.
 Rule 2: a device whose call hangs gets no reading; whoever waits for one notices. It is not said to be dead.
 Rule 3: it ends when its standard input does, so that none is left behind when the agent dies.
 
-Lines on standard output: {"kind": "devices" | "readings" | "event" | "trouble" | "unavailable", …}. Orders on standard
+Lines on standard output: {"kind": "devices" | "readings" | "event" | "trouble" | "unavailable", …}. Orders on
+standard
 input: {"order": "poll", "id": n} and {"order": "quit"}.
 """
 
@@ -32,13 +33,15 @@ if TYPE_CHECKING:
 
 #: Seconds that a poll waits for its slowest device before it tells what it has; the others' readings follow.
 POLL_DEADLINE = 1.0
-#: Seconds of one wait for NVML events: it bounds how long an end takes and how soon a new device is listened to.
+#: Seconds of one wait for NVML events: it bounds how long an end takes and how soon a new device is listened
+#: to.
 EVENT_WAIT = 1.0
 #: Seconds between polls that events give cause to; they can come in hundreds.
 EVENT_POLL_GAP = 0.5
 #: Seconds before a failed wait for events is tried anew.
 EVENT_RETRY = 2.0
-#: Seconds that calls in flight get to end before the process does: ending an NVML client in a call can hurt its GPU.
+#: Seconds that calls in flight get to end before the process does: ending an NVML client in a call can hurt
+#: its GPU.
 LAST_CALLS = 3.0
 #: Error of a device that the driver does not list any more.
 GONE = "GPU_NOT_FOUND"
@@ -109,7 +112,9 @@ class Poller:
                     asked, self._asked = self._asked, []
                 self._one_round(asked)
                 with self._lock:
-                    if not self._asked:  # asked for while this one was under way: it may have looked too early
+                    if (
+                        not self._asked
+                    ):  # asked for while this one was under way: it may have looked too early
                         self._running = False
                         return
         except BaseException:

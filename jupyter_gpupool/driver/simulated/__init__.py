@@ -1,8 +1,8 @@
 """Simulated NVIDIA machines beneath the real `pynvml`: everything above the driver library is the real thing.
 
-`create` makes them, `environment` puts a process onto a node, `install` puts the simulated driver under `pynvml` in
-that process, `Machine` changes them while work runs, and `dask_setup` (a Dask worker preload) lets faults hurt.
-Tasks may use `malloc`, `free`, `fault` and `busy` where real ones would call CUDA.
+`create` makes them, `environment` puts a process onto a node, `install` puts the simulated driver under
+`pynvml` in that process, `Machine` changes them while work runs, and `dask_setup` (a Dask worker preload)
+lets faults hurt. Tasks may use `malloc`, `free`, `fault` and `busy` where real ones would call CUDA.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _installed: Library | None = None
 
 
 def install() -> bool:
-    """Put the simulated driver under `pynvml` in this process, where its environment names one; else do nothing.
+    """Put the simulated driver under `pynvml` in this process, where its environment names one.
 
     Returns:
         Whether this process is on a simulated machine.
@@ -71,6 +71,8 @@ def dask_setup(worker: Any) -> None:
     """Preload of a Dask worker: the simulated driver, and faults that hurt its tasks and results."""
     del worker
     if install():
+        from jupyter_gpupool.driver import nvml
         from jupyter_gpupool.driver.simulated import tasks
 
+        nvml.prepare()
         tasks.attach()

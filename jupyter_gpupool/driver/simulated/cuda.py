@@ -1,7 +1,8 @@
 """CUDA as a process on a simulated GPU meets it: a context, memory, and errors that stick.
 
-Rule 1: a context is good for one epoch of its device. Once the device is lost or reset it is dead, whatever happens
-        to the device later; only a new process gets a new one. That is CUDA's own rule for sticky errors.
+Rule 1: a context is good for one epoch of its device. Once the device is lost or reset it is dead, whatever
+        happens to the device later; only a new process gets a new one. That is CUDA's own rule for sticky
+        errors.
 Rule 2: errors read as CUDA's own do, "cudaErrorIllegalAddress: an illegal memory access was encountered".
 
 Import it without cost: an error of this module is unpickled by schedulers and clients.

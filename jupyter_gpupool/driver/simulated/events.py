@@ -1,7 +1,8 @@
 # ruff: noqa: D103, N802 (functions bear the names of the driver's symbols, and are described by its manual)
 """NVML events of the simulated driver: sets, registration, and waiting without polling.
 
-Rule 1: as with the real driver, what happened before a device was registered with a set is not reported by it.
+Rule 1: as with the real driver, what happened before a device was registered with a set is not reported by
+        it.
 Rule 2: a wait sleeps on inotify until the state changes; where there is none, it looks at it every 20 ms.
 """
 
@@ -14,10 +15,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from jupyter_gpupool.driver.abi import EVENT_TYPES, NO_INSTANCE, Code
 from jupyter_gpupool.driver.simulated.abi import (
-    EVENT_TYPES,
-    NO_INSTANCE,
-    Code,
     Refused,
     handle_of,
     number,

@@ -1,12 +1,14 @@
 # ruff: noqa: D103, N802 (functions bear the names of the driver's symbols, and are described by its manual)
 """`libnvidia-ml.so.1` without a GPU: the object that stands as `pynvml.nvmlLib`.
 
-Rule 1: its members are called as the C functions are, with ctypes arguments, and return the driver's own codes.
+Rule 1: its members are called as the C functions are, with ctypes arguments, and return the driver's own
+        codes.
 Rule 2: what is not in the tables is a function that this driver does not have.
-Rule 3: before a function looks at a device it meets the faults, in this order: the call hangs, the call is made to
-        fail, the device is lost, the device needs a reset. That is where real faults show as well.
+Rule 3: before a function looks at a device it meets the faults, in this order: the call hangs, the call is
+        made to fail, the device is lost, the device needs a reset. That is where real faults show as well.
 
-Not its business: what a function answers (`queries`, `events`, `instances`) and who changes the machine (`machine`).
+Not its business: what a function answers (`queries`, `events`, `instances`) and who changes the machine
+(`machine`).
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from jupyter_gpupool.driver.abi import Code
 from jupyter_gpupool.driver.simulated import models
-from jupyter_gpupool.driver.simulated.abi import Code, Refused, handle_of, put, put_handle
+from jupyter_gpupool.driver.simulated.abi import Refused, handle_of, put, put_handle
 from jupyter_gpupool.driver.simulated.processes import Meter, Use, uses
 from jupyter_gpupool.driver.simulated.state import State
 
@@ -37,6 +40,11 @@ GENERAL: dict[str, Callable[..., None]] = {}
 OF_DEVICE: dict[str, Callable[..., None]] = {}
 
 
+#: name -> (kind of handle, function(gpu, instance, *arguments)): the functions whose first argument is an
+#: instance.
+OF_INSTANCE: dict[str, tuple[str, Callable[..., None]]] = {}
+
+
 def general(function: Callable[..., None]) -> Callable[..., None]:
     """Enter a function under its own name."""
     GENERAL[function.__name__] = function
@@ -47,6 +55,16 @@ def of_device(function: Callable[..., None]) -> Callable[..., None]:
     """Enter a function of a device under its own name."""
     OF_DEVICE[function.__name__] = function
     return function
+
+
+def of_instance(kind: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Enter a function of a "gpu instance" or a "compute instance" under its own name."""
+
+    def enter(function: Callable[..., None]) -> Callable[..., None]:
+        OF_INSTANCE[function.__name__] = (kind, function)
+        return function
+
+    return enter
 
 
 class Gpu:
@@ -97,41 +115,66 @@ class Library:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """A driver function by its symbol, as a `ctypes.CDLL` has it."""
         if name == "nvmlErrorString":
-            function = _error_string
+            function: Callable[..., Any] = _error_string
         elif name in GENERAL:
-            function = self._entry(name, GENERAL[name], self._general)
+            function = self._entry(name, self._general, GENERAL[name])
         elif name in OF_DEVICE:
-            function = self._entry(name, OF_DEVICE[name], self._of_device)
+            function = self._entry(name, self._of_device, OF_DEVICE[name])
+        elif name in OF_INSTANCE:
+            function = self._entry(name, self._of_instance, *OF_INSTANCE[name])
         else:
             raise AttributeError(name)
         self.__dict__[name] = function
         return function
 
-    def _entry(self, name: str, body: Callable[..., None], call: Callable[..., None]) -> Callable[..., Any]:
-        def entry(*arguments: Any) -> Any:
+    def _entry(self, name: str, call: Callable[..., None], *how: Any) -> Callable[..., int]:
+        def entry(*arguments: Any) -> int:
             try:
-                return call(name, body, arguments) or int(Code.SUCCESS)
+                call(name, *how, arguments)
             except Refused as refused:
                 return int(refused.code)
             except OSError:
                 # Its state is gone or unreadable: to a caller that looks like a driver that was unloaded.
                 return int(Code.DRIVER_NOT_LOADED)
+            return int(Code.SUCCESS)
 
         return entry
 
-    def _general(self, name: str, body: Callable[..., None], arguments: tuple[Any, ...]) -> Any:
-        data = self.state.read()
-        self._meet_faults(name, data, "")
-        return body(self, *arguments)
+    def _general(self, name: str, body: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        self._meet_faults(name, "")
+        body(self, *arguments)
 
-    def _of_device(self, name: str, body: Callable[..., None], arguments: tuple[Any, ...]) -> Any:
+    def _of_device(self, name: str, body: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        handle = handle_of(arguments[0])
+        self._enter(name, lambda: self.device(handle).data)
+        body(self.device(handle), *arguments[1:])
+
+    def _of_instance(
+        self, name: str, kind: str, body: Callable[..., None], arguments: tuple[Any, ...]
+    ) -> None:
+        thing = self.objects.get(handle_of(arguments[0]))
+        if not isinstance(thing, tuple) or thing[0] != kind:
+            raise Refused(Code.INVALID_ARGUMENT)
+        self._enter(name, lambda: self._part(thing[1])[0])
+        device, part = self._part(thing[1])
+        if kind == "compute instance" and part["ci"] < 0:
+            raise Refused(Code.NOT_FOUND)
+        body(Gpu(self, device), part, *arguments[1:])
+
+    def _enter(self, name: str, find: Callable[[], dict[str, Any]]) -> None:
+        """Meet the faults of a device; it is looked for again after a hang, which may have outlasted it."""
         if not self.initialised:
             raise Refused(Code.UNINITIALIZED)
-        gpu = self.device(handle_of(arguments[0]))
-        self._meet_faults(name, self.state.read(), gpu.data["uuid"])
-        gpu = self.device(handle_of(arguments[0]))  # a hang may have outlasted it
-        self.refuse_lost(gpu.data)
-        return body(gpu, *arguments[1:])
+        self._meet_faults(name, find()["uuid"])
+        self.refuse_lost(find())
+
+    def _part(self, serial: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Device and data of a GPU instance."""
+        for device in self.state.read()["devices"].values():
+            for part in device["instances"]:
+                if part["serial"] == serial:
+                    return device, part
+        raise Refused(Code.NOT_FOUND)
 
     @staticmethod
     def refuse_lost(device: dict[str, Any]) -> None:
@@ -141,7 +184,8 @@ class Library:
         if device["reset_required"]:
             raise Refused(Code.RESET_REQUIRED)
 
-    def _meet_faults(self, name: str, data: dict[str, Any], device: str) -> None:
+    def _meet_faults(self, name: str, device: str) -> None:
+        data = self.state.read()
         while time.monotonic() < self._hangs_until(data, name, device):
             time.sleep(HANG_STEP)
             data = self.state.read()
@@ -153,7 +197,7 @@ class Library:
     def _hangs_until(self, data: dict[str, Any], name: str, device: str) -> float:
         until = float(data["devices"][device]["hang_until"]) if device else 0.0
         hangs = data["nodes"].get(self.node, {}).get("hangs", {})
-        return max(until, hangs.get(name, 0.0), hangs.get("", 0.0))
+        return max(until, float(hangs.get(name, 0.0)), float(hangs.get("", 0.0)))
 
     def _concerns(self, fault: dict[str, Any], name: str, device: str) -> bool:
         where = fault["on"]

@@ -8,16 +8,18 @@ Not its business: what the driver then answers (`library` and its tables).
 
 from __future__ import annotations
 
-import os
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jupyter_gpupool.driver.simulated.abi import EVENT_TYPES, Code
+from jupyter_gpupool.driver.abi import EVENT_TYPES, Code
 from jupyter_gpupool.driver.simulated.processes import identity, stat_of, uses
 from jupyter_gpupool.driver.simulated.state import EVENTS_KEPT, State
 
-#: What an XID does: the CUDA error of every process on the device ("": none), or of one (`one`), and fields that
-#: then read so. Others are announced only. From NVIDIA's XID catalogue.
+if TYPE_CHECKING:
+    import os
+
+#: What an XID does: the CUDA error of every process on the device ("": none), or of one (`one`), and fields
+#: that then read so. Others are announced only. From NVIDIA's XID catalogue.
 XIDS: dict[int, dict[str, Any]] = {
     13: {"error": "cudaErrorLaunchFailure", "one": True},
     31: {"error": "cudaErrorIllegalAddress", "one": True},
@@ -87,7 +89,7 @@ class Machine:
     def xid(self, device: str, number: int, *, gpu_instance: int = -1, compute_instance: int = -1) -> None:
         """Announce an XID, and nothing else."""
         with self.state.change() as data:
-            _announce(data, self.find(device), "xid", number, gpu_instance, compute_instance)
+            announce(data, self.find(device), "xid", number, (gpu_instance, compute_instance))
 
     def announce(self, device: str, kind: str) -> None:
         """Announce an NVML event of another kind, such as "ecc_double" or "recovery_action".
@@ -98,7 +100,7 @@ class Machine:
         if kind not in EVENT_TYPES:
             raise ValueError(f"unknown kind of NVML event {kind!r}; there are {', '.join(EVENT_TYPES)}")
         with self.state.change() as data:
-            _announce(data, self.find(device), kind)
+            announce(data, self.find(device), kind)
 
     def lose(self, device: str, xid: int = 79, *, abort: bool = False, vanish: bool = False) -> None:
         """Let a GPU fall off the bus: its processes get the CUDA error at their next task, or abort.
@@ -114,7 +116,7 @@ class Machine:
             each["lost"], each["vanished"] = True, vanish
             _blow(each, "cudaErrorLaunchFailure", aborts=abort)
             if xid:
-                _announce(data, each["uuid"], "xid", xid)
+                announce(data, each["uuid"], "xid", xid)
 
     def fail(self, device: str, xid: int, *, abort: bool = False, pid: int = 0) -> None:
         """Do all that goes with an XID: the event, what the driver then reads, and the harm to processes.
@@ -138,7 +140,7 @@ class Machine:
                 each["aborts"] = abort
             elif harm.get("error") and not harm.get("one"):
                 _blow(each, harm["error"], aborts=abort)
-            _announce(data, each["uuid"], "xid", xid)
+            announce(data, each["uuid"], "xid", xid)
 
     def _oldest_process(self, uuid: str) -> int:
         found = [(stat_of(use.pid) or (0, 0), use.pid) for use in uses(self.state) if use.on == uuid]
@@ -158,7 +160,12 @@ class Machine:
             data["failures"] = [fault for fault in data["failures"] if fault["on"] != uuid]
 
     def set(self, device: str, field: str, value: Any) -> None:
-        """Let the driver read a field so; None: what follows from what really goes on; "not supported": just that.
+        """Let the driver read a field so.
+
+        Args:
+            device: Which.
+            field: One of those below.
+            value: None: what follows from what really goes on. "not supported": just that.
 
         Fields: utilisation, memory_used, memory_total, memory_extra, temperature, power, recovery_action,
         remap_pending, remap_failed, ecc_corrected, ecc_uncorrected, slowdown, pcie_width, pcie_generation,
@@ -229,6 +236,13 @@ class Machine:
                 if {each["uuid"], *(part["uuid"] for part in each["instances"])} & set(found):
                     each["poisoned"][identity(pid)] = error
 
+    def mig(self, device: str, *, on: bool = True) -> None:
+        """Switch a device's MIG mode, as an administrator does; its instances go."""
+        with self.state.change() as data:
+            each = data["devices"][self.find(device)]
+            each["mig"], each["instances"] = on, []
+            announce(data, each["uuid"], "mig_config")
+
     def search_strict(self, node: str, *, strict: bool) -> None:
         """Let the driver search for a UUID as nvml.h warns of: it fails when it meets a lost GPU before."""
         with self.state.change() as data:
@@ -240,7 +254,17 @@ def _blow(device: dict[str, Any], error: str, *, aborts: bool = False) -> None:
     device["blow"], device["aborts"] = error, aborts
 
 
-def _announce(data: dict[str, Any], uuid: str, kind: str, xid: int = 0, gi: int = -1, ci: int = -1) -> None:
+def announce(
+    data: dict[str, Any], uuid: str, kind: str, xid: int = 0, part: tuple[int, int] = (-1, -1)
+) -> None:
+    """Enter an NVML event into the state; `part`: GPU and compute instance."""
     data["sequence"] += 1
-    event = {"sequence": data["sequence"], "device": uuid, "kind": kind, "xid": xid, "gi": gi, "ci": ci}
+    event = {
+        "sequence": data["sequence"],
+        "device": uuid,
+        "kind": kind,
+        "xid": xid,
+        "gi": part[0],
+        "ci": part[1],
+    }
     data["events"] = [*data["events"], event][-EVENTS_KEPT:]

@@ -5,7 +5,11 @@ Not its business: what happens to a device (`state`, `machine`), nor how MIG cut
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MIB = 2**20
 
@@ -37,8 +41,9 @@ class Model:
     capability: tuple[int, int]
     #: Which table of MIG profiles holds ("seven", "four" or "").
     mig: str = ""
-    #: Gigabytes in a MIG profile's name, of one slice, and its memory in MiB.
+    #: Gigabytes in the name of a MIG profile of one memory slice, and MiB by memory slices.
     mig_gb: int = 0
+    mig_memory: Mapping[int, int] = field(default_factory=dict)
     #: Streaming multiprocessors of the whole device.
     multiprocessors: int = 0
 
@@ -61,6 +66,7 @@ MODELS: dict[str, Model] = {
         capability=(9, 0),
         mig="seven",
         mig_gb=10,
+        mig_memory={1: 9856, 2: 19968, 4: 40192, 8: 80384},
         multiprocessors=132,
     ),
     "H100-PCIE-80GB": Model(
@@ -79,6 +85,7 @@ MODELS: dict[str, Model] = {
         capability=(9, 0),
         mig="seven",
         mig_gb=10,
+        mig_memory={1: 9856, 2: 19968, 4: 40192, 8: 80384},
         multiprocessors=114,
     ),
     "H200-141GB": Model(
@@ -97,6 +104,7 @@ MODELS: dict[str, Model] = {
         capability=(9, 0),
         mig="seven",
         mig_gb=18,
+        mig_memory={1: 16384, 2: 33280, 4: 71168, 8: 143360},
         multiprocessors=132,
     ),
     "A100-80GB": Model(
@@ -115,6 +123,7 @@ MODELS: dict[str, Model] = {
         capability=(8, 0),
         mig="seven",
         mig_gb=10,
+        mig_memory={1: 9856, 2: 19968, 4: 40192, 8: 80384},
         multiprocessors=108,
     ),
     "A100-40GB": Model(
@@ -133,6 +142,7 @@ MODELS: dict[str, Model] = {
         capability=(8, 0),
         mig="seven",
         mig_gb=5,
+        mig_memory={1: 4864, 2: 9856, 4: 19968, 8: 40192},
         multiprocessors=108,
     ),
     "A30-24GB": Model(
@@ -151,6 +161,7 @@ MODELS: dict[str, Model] = {
         capability=(8, 0),
         mig="four",
         mig_gb=6,
+        mig_memory={1: 5952, 2: 12032, 4: 24002},
         multiprocessors=56,
     ),
     "L40S-48GB": Model(

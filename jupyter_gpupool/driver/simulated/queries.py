@@ -1,25 +1,18 @@
 # ruff: noqa: D103, N802 (functions bear the names of the driver's symbols, and are described by its manual)
 """What the simulated driver says of a device: the NVML functions that only read.
 
-Rule 1: a figure is what was set for it, else what follows from what really goes on: the memory and the CPU time of
-        the processes on the device.
+Rule 1: a figure is what was set for it, else what follows from what really goes on: the memory and the CPU
+        time of the processes on the device.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
-from jupyter_gpupool.driver.simulated.abi import (
-    NO_INSTANCE,
-    Code,
-    Refused,
-    handle_of,
-    number,
-    put,
-    put_text,
-    target,
-)
+from jupyter_gpupool.driver.abi import NO_INSTANCE, Code
+from jupyter_gpupool.driver.simulated.abi import Refused, handle_of, number, put, put_text, target
 from jupyter_gpupool.driver.simulated.library import Gpu, Library, general, of_device
 from jupyter_gpupool.driver.simulated.models import MODELS
 from jupyter_gpupool.driver.simulated.state import FEW_CPUS
@@ -58,10 +51,10 @@ def nvmlSystemGetCudaDriverVersion(_library: Library, version: Any) -> None:
 @general
 def nvmlSystemGetProcessName(_library: Library, pid: Any, text: Any, size: Any) -> None:
     try:
-        name = os.readlink(f"/proc/{number(pid)}/exe")
+        name = Path(f"/proc/{number(pid)}/exe").readlink()
     except OSError:
         raise Refused(Code.NOT_FOUND) from None
-    put_text(text, name, size)
+    put_text(text, str(name), size)
 
 
 @of_device
@@ -259,7 +252,7 @@ def nvmlDeviceGetPcieReplayCounter(gpu: Gpu, count: Any) -> None:
     put(count, int(gpu.field("pcie_replays", 0)))
 
 
-# ------------------------------------------------------------------------------------------------------------- memory
+# ----------------------------------------------------------------------------------------------------- memory
 
 
 @of_device
@@ -331,7 +324,7 @@ def _fill_field(gpu: Gpu, each: Any) -> int:
     return Code.SUCCESS
 
 
-# ------------------------------------------------------------------------------------------------------------- NVLink
+# ----------------------------------------------------------------------------------------------------- NVLink
 
 
 def _end(gpu: Gpu, link: Any) -> str:
@@ -398,7 +391,7 @@ def nvmlDeviceGetP2PStatus(gpu: Gpu, other: Any, index: Any, status: Any) -> Non
     put(status, P2P_OK if linked and not gpu.data["mig"] else P2P_UNSUPPORTED)
 
 
-# ---------------------------------------------------------------------------------------------------------- processes
+# -------------------------------------------------------------------------------------------------- processes
 
 
 @of_device
@@ -430,7 +423,7 @@ def nvmlDeviceGetMPSComputeRunningProcesses_v3(_gpu: Gpu, count: Any, _array: An
     put(count, 0)
 
 
-# ----------------------------------------------------------------------------------------------------- MIG, only asked
+# -------------------------------------------------------------------------------------------- MIG, only asked
 
 
 @of_device

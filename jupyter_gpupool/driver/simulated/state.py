@@ -99,7 +99,8 @@ def create(
     Args:
         path: A folder, made when needed; only its owner can enter it.
         nodes: For each node the models of its GPUs, or just a number of H100-80GB (2 nodes of 4 unless said).
-        wiring: NVLink between a node's GPUs: "switch", "mesh", "pairs" or "none"; as the model has it unless said.
+        wiring: NVLink between a node's GPUs: "switch", "mesh", "pairs" or "none"; as the model has it unless
+            said.
         shared: Processes of other OS users use it too.
         replace: Make them anew where there are some already.
 

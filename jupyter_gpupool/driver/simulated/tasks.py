@@ -1,10 +1,12 @@
 """Let simulated faults hurt the tasks, results and actors of a real Dask worker.
 
-Tasks here run on the CPU and keep results in host memory. On a real GPU they would run, and lie, on the device; so in
-a worker on a simulated one every task, actor call and transfer of a result goes through the context first.
+Tasks here run on the CPU and keep results in host memory. On a real GPU they would run, and lie, on the
+device; so in a worker on a simulated one every task, actor call and transfer of a result goes through the
+context first.
 
-It hooks into four private functions of `distributed.worker`, for this process only; `tests/test_simulated_faults.py`
-drives a real `dask_cuda.CUDAWorker` through each and fails when one of them moves.
+It hooks into four private functions of `distributed.worker`, for this process only;
+`tests/test_simulated_faults.py` drives a real `dask_cuda.CUDAWorker` through each and fails when one of them
+moves.
 """
 
 from __future__ import annotations
