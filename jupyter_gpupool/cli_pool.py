@@ -1,0 +1,302 @@
+"""The sub-commands of `jupyter gpupool` that run a pool rather than use one.
+
+Rule 1: controller, agents and driver are started or imported inside a command, never when this is imported.
+Rule 2: each returns what is to be said; nothing here prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jupyter_gpupool import display
+from jupyter_gpupool._http import Connection, PoolError, Trouble, get
+from jupyter_gpupool.commands import Argument, Command, Misuse, number
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from jupyter_gpupool.client import Pool
+
+
+def _option(flags: str, help: str, metavar: str = "", **options: Any) -> Argument:  # noqa: A002 - argparse's word
+    flag, *more = flags.split()
+    name = options.pop("name", flag.lstrip("-").replace("-", "_"))
+    if not metavar and flag.startswith("-"):
+        options.setdefault("action", "store_true")
+    return Argument(flags=(flag, *more), name=name, help=help, metavar=metavar, options=options)
+
+
+# ------------------------------------------------------------------------------------------------ start, stop
+
+
+def _start(_: None, args: Namespace) -> Any:
+    from jupyter_gpupool import embedded
+
+    listen = {"host": args.host, "port": args.port, "comm_port": args.comm_port, "name": args.name}
+    if args.host in ("0.0.0.0", "::") and not args.name:  # noqa: S104 - the administrator's wish
+        listen["name"] = socket.getfqdn()
+    address = embedded.start(listen=listen, nodes=_simulated(args.simulate), idle_exit=0)
+    with contextlib.closing(Connection(address)) as connection:
+        status = connection.send(get("/v1/pool", "gpus"))
+        lines = {kind: embedded.line(connection, kind) for kind in ("agent", "login")}
+    return Started({**status, **lines, "url": address.url})
+
+
+def _simulated(text: str | None) -> dict[str, Any] | None:
+    """Read "2x4" or "2x4:A100-40GB": nodes, GPUs of each, and their model.
+
+    Raises:
+        Misuse: It is something else.
+    """
+    if text is None:
+        return None
+    shape, _, model = text.partition(":")
+    nodes, cross, each = shape.partition("x")
+    if not cross or not nodes.isdigit() or not each.isdigit() or not int(nodes) or not int(each):
+        raise Misuse(f"--simulate {text} is not NODESxGPUS: write 2x4, or 2x4:A100-40GB for another model.")
+    many = int(each)
+    return {f"node-{n}": [model] * many if model else many for n in range(1, int(nodes) + 1)}
+
+
+class Started(dict[str, Any]):
+    """A pool that runs, and the lines by which others come to it."""
+
+    def __repr__(self) -> str:
+        return "\n".join(
+            [
+                f"The pool runs at {self['url']}.",
+                *display.pool_words(self),
+                "",
+                "A machine with GPUs joins it with (once each; a new line: `jupyter gpupool start` again):",
+                f"    jupyter gpupool agent {self['agent']}",
+                "A person logs in with (the line works once; more: `jupyter gpupool token`):",
+                f"    jupyter gpupool login {self['login']}",
+            ]
+        )
+
+
+def _stop(_: None, __: Namespace) -> str:
+    from jupyter_gpupool import embedded
+
+    return "The pool has ended, with all its leases." if embedded.stop() else "No pool runs on this machine."
+
+
+# ----------------------------------------------------------------------------------------------- agent, login
+
+
+def _agent(_: None, args: Namespace) -> None:
+    command = [sys.executable, "-m", "jupyter_gpupool.node", "--dir", args.dir or _agent_folder()]
+    if args.line:
+        command += ["--join", args.line]
+    if args.name:
+        command += ["--name", args.name]
+    sys.stdout.flush()
+    os.execv(sys.executable, command)  # noqa: S606 - this process becomes the agent
+
+
+def _agent_folder() -> str:
+    from jupyter_core.paths import jupyter_data_dir
+
+    return os.path.join(jupyter_data_dir(), "gpupool-agent")  # noqa: PTH118 - a text is what is needed
+
+
+def _login(_: None, args: Namespace) -> str:
+    from jupyter_gpupool._find import save
+    from jupyter_gpupool._login import login
+
+    address, user = login(args.line)
+    path = save(address)
+    return f"You are {user} of the pool at {address.url}. {path} says so from now on."
+
+
+# --------------------------------------------------------------------------------------------------- simulate
+
+
+def _simulate(_: None, args: Namespace) -> Any:
+    from jupyter_gpupool import embedded
+
+    machine = embedded.machine()
+    try:
+        return _SIMULATE[args.action](machine, args)
+    except ValueError as error:
+        raise PoolError(Trouble.NOT_SIMULATED, f"{str(error).capitalize().rstrip('.')}.") from None
+
+
+def _device(args: Namespace) -> str:
+    if not args.device:
+        raise Misuse(f"jupyter gpupool simulate {args.action} needs a device, such as gpu3 or node-1/gpu3.")
+    return str(args.device)
+
+
+def _fail(machine: Any, args: Namespace) -> str:
+    machine.fail(_device(args), args.xid)
+    return (
+        f"{args.device} now has XID {args.xid}. `jupyter gpupool simulate restore {args.device}` repairs it."
+    )
+
+
+def _restore(machine: Any, args: Namespace) -> str:
+    machine.restore(_device(args))
+    return f"{args.device} is whole again."
+
+
+def _hang(machine: Any, args: Namespace) -> str:
+    machine.hang(_device(args), args.seconds)
+    return f"The driver's calls on {args.device} hang for {args.seconds:g} s."
+
+
+def _set(machine: Any, args: Namespace) -> str:
+    name, equals, value = (args.value or "").partition("=")
+    if not equals:
+        raise Misuse(
+            "jupyter gpupool simulate set needs a device and FIELD=VALUE, such as gpu3 temperature=95."
+        )
+    machine.set(_device(args), name, number(value) if value else None)
+    return f"{args.device}: {name} reads {value or 'as it is'} now."
+
+
+def _show(machine: Any, _: Namespace) -> display.Rows:
+    columns: tuple[display.Column, ...] = (
+        ("device", lambda row: f"{row['node']}/gpu{row['index']}"),
+        ("model", lambda row: row["model"]),
+        ("lost", lambda row: "lost" if row["lost"] else ""),
+        ("reads", lambda row: ", ".join(f"{name}={value}" for name, value in row["set"].items())),
+        ("uuid", lambda row: row["uuid"]),
+    )
+    return display.Rows(
+        [machine.describe(each) for each in machine.devices()], columns, note=display.SIMULATED
+    )
+
+
+_SIMULATE = {"fail": _fail, "restore": _restore, "hang": _hang, "set": _set, "show": _show}
+
+
+# ----------------------------------------------------------------------------------------- for administrators
+
+
+def _token(pool: Pool, args: Namespace) -> Any:
+    if args.action == "list":
+        return display.any_rows(pool.get("/v1/tokens"), "tokens")
+    if not args.who:
+        raise Misuse(
+            f"jupyter gpupool token {args.action} needs {'a user' if args.action == 'new' else 'an id'}."
+        )
+    if args.action == "revoke":
+        pool.call("DELETE", f"/v1/tokens/{args.who}")
+        return f"The token {args.who} is worthless now."
+    scopes = ["read", "use", "admin"] if args.admin else ["read", "use"]
+    made = pool.call("POST", "/v1/tokens", {"kind": "login", "user": args.who, "scopes": scopes})
+    return f"{args.who} logs in with:\n    jupyter gpupool login {made['line']}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Health:
+    """Tells the pool that a device or node is to be used no more, or again."""
+
+    action: str
+    said: str
+
+    def __call__(self, pool: Pool, args: Namespace) -> str:
+        pool.call("POST", f"/v1/health/{args.target}", {"action": self.action, "why": args.why or ""})
+        return f"{args.target} {self.said}."
+
+
+_TARGET = _option("target", "a node, or a device by name or UUID", "TARGET")
+_WHY = _option("--why", "the reason, for everybody to read", "TEXT")
+
+#: What only a terminal has, in the order in which it is needed.
+OWN: tuple[Command, ...] = (
+    Command(
+        name="start",
+        help="Start a pool on this machine, and print the lines by which others come to it.",
+        arguments=(
+            _option("--host", "listen here for people and agents (default: 127.0.0.1)", "ADDRESS"),
+            _option(
+                "--port",
+                "of the HTTP API (default: any that is free; the same again later)",
+                "PORT",
+                type=int,
+            ),
+            _option("--comm-port", "for agents (default: as above)", "PORT", type=int),
+            _option("--name", "the name by which others reach this machine", "NAME"),
+            _option(
+                "--simulate", 'simulate GPUs even where there are real ones: "2x4" nodes and GPUs', "SHAPE"
+            ),
+        ),
+        run=_start,
+        pool=False,
+    ),
+    Command(name="stop", help="End the pool on this machine, with all its leases.", run=_stop, pool=False),
+    Command(
+        name="agent",
+        help="Let this machine join a pool with its GPUs (runs until it is ended).",
+        arguments=(
+            _option(
+                "line", "the line that `jupyter gpupool start` printed (not needed again)", "LINE", nargs="?"
+            ),
+            _option("--name", "the node's name (default: the host's)", "NAME"),
+            _option("--dir", "the agent's files (default: in Jupyter's data folder)", "PATH"),
+        ),
+        run=_agent,
+        pool=False,
+    ),
+    Command(
+        name="login",
+        help="Make a pool the one that you use from this account.",
+        arguments=(_option("line", "the line that an administrator gave you", "LINE"),),
+        run=_login,
+        pool=False,
+    ),
+    Command(
+        name="simulate",
+        help="Break simulated GPUs, and repair them.",
+        arguments=(
+            _option("action", ", ".join(_SIMULATE), "ACTION", choices=list(_SIMULATE)),
+            _option("device", "gpu3, node-1/gpu3 or a UUID", "DEVICE", nargs="?"),
+            _option("value", "FIELD=VALUE, for set", "VALUE", nargs="?"),
+            _option(
+                "--xid",
+                "what the driver announces (default: 79, fallen off the bus)",
+                "N",
+                type=int,
+                default=79,
+            ),
+            _option("--seconds", "for hang (default: 60)", "S", type=float, default=60.0),
+        ),
+        run=_simulate,
+        pool=False,
+    ),
+    Command(
+        name="token",
+        help="Let people in, or out again.",
+        arguments=(
+            _option("action", "new USER, list, revoke ID", "ACTION", choices=["new", "list", "revoke"]),
+            _option("who", "a user, or the id of a token", "WHO", nargs="?"),
+            _option("--admin", "the user may change the pool and see everybody's leases"),
+        ),
+        run=_token,
+    ),
+    Command(
+        name="cordon",
+        help="Keep new work off a device or node.",
+        arguments=(_TARGET, _WHY),
+        run=_Health("cordon", "takes no new work"),
+    ),
+    Command(
+        name="drain",
+        help="Keep new work off a device or node, and move away what is there.",
+        arguments=(_TARGET, _WHY),
+        run=_Health("drain", "takes no new work, and its work moves away"),
+    ),
+    Command(
+        name="uncordon",
+        help="Let a device or node take work again.",
+        arguments=(_TARGET, _WHY),
+        run=_Health("uncordon", "takes work again"),
+    ),
+)

@@ -1,0 +1,316 @@
+"""How anyone talks to a pool: `Pool` and `Lease`, `AsyncPool` and `AsyncLease`, and `GPUPoolCluster`.
+
+    pool = Pool()                       # $GPUPOOL_URL, the configuration file, or the embedded pool here
+    lease = pool.request(gpus=2)        # waits for the grant; Ctrl-C withdraws
+    client = lease.client()             # a plain distributed.Client
+
+Rule 1: nothing is decided here; what is said to the pool is in `_steps`, how it gets there in `_http`.
+Rule 2: whatever goes wrong is a `PoolError`: one sentence that says what to do.
+Rule 3: `distributed` is imported when a client is asked for, not before; importing this module costs little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+
+from jupyter_gpupool import _steps as steps
+from jupyter_gpupool import display
+from jupyter_gpupool._find import find
+from jupyter_gpupool._http import Address, AsyncConnection, Call, Connection, PoolError, Steps, Trouble, get
+from jupyter_gpupool._lease import AsyncLease, Lease
+from jupyter_gpupool.progress import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self, Unpack
+
+    from jupyter_gpupool.cluster import GPUPoolCluster
+
+T = TypeVar("T")
+__all__ = ["AsyncLease", "AsyncPool", "GPUPoolCluster", "Lease", "Pool", "PoolError", "Trouble"]
+
+
+class RequestOptions(TypedDict, total=False):
+    """What can be asked for; all of it is optional, and the pool's own defaults hold for the rest."""
+
+    #: GPUs for sure: 2 whole ones, or 0.5 of one.
+    gpus: float | str
+    #: The most that the lease may grow to while nobody else needs them.
+    max_gpus: int
+    #: What the lease may shrink to when a GPU fails and there is no other.
+    min_gpus: int
+    #: Memory of a share of one GPU ("20GB"), or a MIG profile by name ("1g.10gb").
+    vram: str
+    mig: str
+    #: A share that is a MIG instance, whatever its profile.
+    isolated: bool
+    #: Who pays, and which GPUs: the model's short name ("H100-80GB"), and what each must have.
+    project: str
+    model: str
+    min_vram: str
+    same_node: bool
+    nvlink: bool
+    node: str
+    exclude: list[str]
+    #: "2h", "30m" or seconds.
+    time_limit: str | float
+    idle_timeout: str | float
+    #: An interactive lease within its quota is never taken back; a preemptible one may be.
+    interactive: bool
+    preemptible: bool
+    #: Among one's own requests; higher first.
+    priority: int
+    name: str
+    #: CPUs and host memory of each worker ("64GB").
+    cpus: float
+    memory: str
+    #: `python`, `variables`, `pre_import`, `working_directory` of the workers.
+    environment: dict[str, Any]
+    #: dask-cuda's own, such as `rmm_pool_size`.
+    options: dict[str, Any]
+
+
+class _Pool:
+    """What the blocking and the asynchronous pool have in common: where it is."""
+
+    def __init__(
+        self, url: str | None = None, token: str | None = None, ca: str | None = None, *, start: bool = True
+    ) -> None:
+        self.address: Address = find(url, token, ca, start=start)
+
+    @property
+    def url(self) -> str:
+        """The address of the pool's HTTP API."""
+        return self.address.url
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} at {self.url} (from {self.address.source})"
+
+
+class Pool(_Pool):
+    """A pool of GPUs.
+
+    Args:
+        url: Its address; by default $GPUPOOL_URL, else that of the configuration file, else the embedded pool
+            of this user on this machine.
+        token: The token that the pool knows you by; by default $GPUPOOL_TOKEN.
+        ca: The pool's certificate authority, as a path or as PEM text; by default $GPUPOOL_CA.
+        start: Whether to start the embedded pool where there is no other.
+
+    Raises:
+        PoolError: There is no pool, or it does not let you in.
+    """
+
+    def __init__(
+        self, url: str | None = None, token: str | None = None, ca: str | None = None, *, start: bool = True
+    ) -> None:
+        super().__init__(url, token, ca, start=start)
+        self._connection = Connection(self.address)
+
+    def carry_out(self, what: Steps[T]) -> T:
+        """Say to the pool what is to be said, and return what comes of it."""
+        return self._connection.run(what)
+
+    def get(self, path: str, **params: str) -> Any:
+        """Read any path of the pool's HTTP API, such as "/v1/queue", as JSON."""
+        return self._connection.send(get(path, "", **params))
+
+    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Make any call of the pool's HTTP API and return its answer's JSON."""
+        return self._connection.send(Call(method=method, path=path, body=body, repeatable=False))
+
+    def request(
+        self,
+        *,
+        wait: bool = True,
+        timeout: float | None = None,
+        on_wait: Callable[[Lease], object] | None = None,
+        **what: Unpack[RequestOptions],
+    ) -> Lease:
+        """Ask for GPUs and wait until they can be used; Ctrl-C meanwhile withdraws the request.
+
+        Args:
+            wait: Whether to wait; else the pending lease is returned at once.
+            timeout: Seconds after which the request is withdrawn; by default it waits as long as it takes.
+            on_wait: Called with the lease whenever there is news; by default a line shows it.
+            what: What to ask for, see `RequestOptions`; `gpus=1` where nothing is said.
+
+        Raises:
+            PoolError: The pool says no, the lease did not start, or the time is over.
+        """
+        if wait:
+            threading.Thread(target=_warm_up, name="gpupool-import", daemon=True).start()
+        with Progress(on_wait is None) as progress:
+            told = on_wait or progress
+            asked = steps.request(
+                what, wait=wait, timeout=timeout, on_wait=lambda data: told(Lease(self, data))
+            )
+            return Lease(self, self.carry_out(asked))
+
+    def trial(self, **what: Unpack[RequestOptions]) -> display.Said:
+        """Say whether a request would start now, else when and why, without asking for anything.
+
+        Raises:
+            PoolError: It would be refused.
+        """
+        return display.Said(self.carry_out(steps.trial(what)), display.trial_words)
+
+    def leases(self, *, everybody: bool = False) -> list[Lease]:
+        """List your leases and pending requests, or everybody's."""
+        found = [Lease(self, data) for data in self.carry_out(steps.leases(all_of_them=everybody))]
+        return display.Rows(found, display.LEASE_COLUMNS, "You have no lease.")
+
+    def lease(self, name: str | None = None) -> Lease:
+        """Find one of your leases by its name or id; without one, the only lease that you have.
+
+        Raises:
+            PoolError: There is none, or there are several.
+        """
+        return Lease(self, self.carry_out(steps.lease_named(name) if name else steps.only_lease()))
+
+    def devices(self) -> list[Any]:
+        """List the pool's devices, with what is on them and how they are."""
+        return display.device_rows(self.carry_out(steps.read("/v1/devices", "devices")))
+
+    def status(self) -> display.Said:
+        """Say what the pool is and how it stands."""
+        return display.Said(self.carry_out(steps.read("/v1/pool", "gpus")), display.pool_words)
+
+    def queue(self) -> list[Any]:
+        """List who waits, in the order in which they are next."""
+        return display.queue_rows(self.carry_out(steps.read("/v1/queue")))
+
+    def projects(self) -> list[Any]:
+        """List the projects with their quotas and what they use."""
+        return display.any_rows(self.carry_out(steps.read("/v1/projects")), "projects")
+
+    def usage(self) -> list[Any]:
+        """List who has used how much."""
+        return display.any_rows(self.carry_out(steps.read("/v1/usage")), "usage")
+
+    def explain(self, name: str | None = None) -> display.Said:
+        """Say why one of your requests waits, or why a lease is as it is."""
+        lease = self.lease(name)
+        return lease.explain()
+
+    def drill(self, device: str, xid: int = 79) -> None:
+        """Break a device, to see that work carries on: with XID 79 it falls off the bus.
+
+        On a pool of simulated GPUs the simulated driver does it. On real ones only the reader is told so, and
+        the GPU stays well. For administrators.
+
+        Raises:
+            PoolError: You are no administrator of the pool, or there is no such device.
+        """
+        self.call("POST", f"/v1/health/{device}", {"action": "drill", "xid": xid})
+
+    def close(self) -> None:
+        """Close the connections to the pool; leases stay."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _repr_html_(self) -> str:
+        try:
+            return self.status()._repr_html_()
+        except PoolError as error:
+            return display.html_line(str(error))
+
+
+class AsyncPool(_Pool):
+    """A pool of GPUs, for code that awaits: the same as `Pool`, with `await` before each call."""
+
+    def __init__(
+        self, url: str | None = None, token: str | None = None, ca: str | None = None, *, start: bool = True
+    ) -> None:
+        super().__init__(url, token, ca, start=start)
+        self._connection = AsyncConnection(self.address)
+
+    async def carry_out(self, what: Steps[T]) -> T:
+        """Say to the pool what is to be said, and return what comes of it."""
+        return await self._connection.run(what)
+
+    async def get(self, path: str, **params: str) -> Any:
+        """Read any path of the pool's HTTP API as JSON."""
+        return await self._connection.send(get(path, "", **params))
+
+    async def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Make any call of the pool's HTTP API and return its answer's JSON."""
+        return await self._connection.send(Call(method=method, path=path, body=body, repeatable=False))
+
+    async def request(
+        self,
+        *,
+        wait: bool = True,
+        timeout: float | None = None,  # noqa: ASYNC109 - it withdraws the request, and says why it waited
+        on_wait: Callable[[AsyncLease], object] | None = None,
+        **what: Unpack[RequestOptions],
+    ) -> AsyncLease:
+        """Ask for GPUs and wait until they can be used; cancellation withdraws. See `Pool.request`."""
+
+        def told(data: steps.LeaseData) -> None:
+            if on_wait is not None:
+                on_wait(AsyncLease(self, data))
+
+        asked = steps.request(what, wait=wait, timeout=timeout, on_wait=told)
+        return AsyncLease(self, await self.carry_out(asked))
+
+    async def trial(self, **what: Unpack[RequestOptions]) -> display.Said:
+        """Say whether a request would start now, else when and why. See `Pool.trial`."""
+        return display.Said(await self.carry_out(steps.trial(what)), display.trial_words)
+
+    async def leases(self, *, everybody: bool = False) -> list[AsyncLease]:
+        """List your leases and pending requests, or everybody's."""
+        found = [AsyncLease(self, data) for data in await self.carry_out(steps.leases(all_of_them=everybody))]
+        return display.Rows(found, display.LEASE_COLUMNS, "You have no lease.")
+
+    async def lease(self, name: str | None = None) -> AsyncLease:
+        """Find one of your leases by its name or id; without one, the only lease that you have."""
+        return AsyncLease(self, await self.carry_out(steps.lease_named(name) if name else steps.only_lease()))
+
+    async def devices(self) -> list[Any]:
+        """List the pool's devices, with what is on them and how they are."""
+        return display.device_rows(await self.carry_out(steps.read("/v1/devices", "devices")))
+
+    async def status(self) -> display.Said:
+        """Say what the pool is and how it stands."""
+        return display.Said(await self.carry_out(steps.read("/v1/pool", "gpus")), display.pool_words)
+
+    async def explain(self, name: str | None = None) -> display.Said:
+        """Say why one of your requests waits, or why a lease is as it is."""
+        return await (await self.lease(name)).explain()
+
+    async def close(self) -> None:
+        """Close the connections to the pool; leases stay."""
+        await self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def _warm_up() -> None:
+    """Import what `Lease.client` needs while the pool works on the request."""
+    with contextlib.suppress(Exception):  # `Lease.client` will say it better
+        import distributed  # noqa: F401
+
+
+def __getattr__(name: str) -> Any:
+    if name == "GPUPoolCluster":  # its base class is distributed's
+        from jupyter_gpupool.cluster import GPUPoolCluster
+
+        return GPUPoolCluster
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,347 @@
+"""The sub-commands that `%gpupool` and `jupyter gpupool` share: words, options, and the call of each.
+
+Rule 1: one vocabulary. An option is named as the field of the request, in `Pool.request` and the HTTP API.
+Rule 2: what may be asked for is the pool's to say. Here numbers become numbers, and the rest goes as it came.
+Rule 3: a mistake is `Misuse`, one sentence with the nearest right word; nothing here prints or exits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import shlex
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from jupyter_gpupool.client import Lease, Pool
+
+
+class Misuse(ValueError):  # noqa: N818 - it is no error of the program
+    """A command was not written as it has to be; the sentence says how."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """An option or a positional argument of a command."""
+
+    #: "--gpus" and the like; of a positional argument, its name.
+    flags: tuple[str, ...]
+    help: str
+    #: Where it is kept: the field of the request, where it is one.
+    name: str
+    #: "" for a switch.
+    metavar: str = ""
+    #: How `argparse` takes it.
+    options: dict[str, Any] = field(default_factory=dict)
+    #: Whether it is a field of the request.
+    asks: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A sub-command: its words, and what it calls."""
+
+    name: str
+    help: str
+    arguments: tuple[Argument, ...] = ()
+    run: Callable[[Any, argparse.Namespace], Any]
+    #: Whether `run` is given a pool; else None.
+    pool: bool = True
+
+
+class _Parser(argparse.ArgumentParser):
+    """An `argparse` parser that raises rather than ends the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise Misuse(_taught(self, message))
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:  # noqa: ARG002 - argparse's signature
+        raise Misuse(message or "")
+
+
+def _taught(parser: argparse.ArgumentParser, message: str) -> str:
+    unknown = message.removeprefix("unrecognized arguments: ")
+    if unknown == message:
+        return f"{parser.prog}: {message}. Its options: `{parser.prog} --help`."
+    word = unknown.split()[0]
+    if not word.startswith("-"):
+        return f"{parser.prog} does not take {word!r} here. Its options: `{parser.prog} --help`."
+    known = [flag for action in parser._actions for flag in action.option_strings]  # noqa: SLF001 - no public list
+    return f"{parser.prog} has no option {word.partition('=')[0]}. {nearest(word, known, parser.prog)}"
+
+
+def nearest(word: str, known: Iterable[str], prog: str) -> str:
+    """Say which word was probably meant, or how to see all of them."""
+    alike = difflib.get_close_matches(word.partition("=")[0], list(known), n=1)
+    return f"Did you mean {alike[0]}?" if alike else f"See `{prog} --help`."
+
+
+def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
+    """Make the parser of a command.
+
+    Args:
+        command: The command.
+        prog: What a person writes before its options: "%gpupool request".
+    """
+    parser = _Parser(prog=prog, description=command.help, add_help=False, allow_abbrev=False)
+    for each in command.arguments:
+        options = dict(each.options)
+        if each.flags[0].startswith("-"):
+            options["dest"] = each.name
+        if each.metavar:
+            options["metavar"] = each.metavar
+        parser.add_argument(*each.flags, help=each.help, **options)
+    parser.add_argument("--help", "-h", action="store_true", help="show this")
+    return parser
+
+
+def split(line: str) -> list[str]:
+    """Split a line into words as a shell does.
+
+    Raises:
+        Misuse: A quote is not closed.
+    """
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        raise Misuse(f"The line cannot be read ({error}): close the quote.") from error
+
+
+def number(text: str) -> int | float | str:
+    """Return a number where it is one; the pool says what is wrong with anything else.
+
+    >>> number("2"), number("0.5"), number("two")
+    (2, 0.5, 'two')
+    """
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+# -------------------------------------------------------------------------------------- what can be asked for
+
+
+def _asks(flags: str, help: str, metavar: str = "", **options: Any) -> Argument:  # noqa: A002 - argparse's word
+    flag, *more = flags.split()
+    name = options.pop("name", flag.lstrip("-").replace("-", "_"))
+    if not metavar and "action" not in options:
+        options["action"] = "store_true"
+    return Argument(
+        flags=(flag, *more),
+        name=name,
+        help=help,
+        metavar=metavar,
+        options={"default": None, **options},
+        asks=True,
+    )
+
+
+#: The fields of a request, in the order in which a person thinks of them.
+REQUEST: tuple[Argument, ...] = (
+    _asks("--gpus -g", "GPUs for sure: 2 whole ones, or 0.5 of one (default: 1)", "N", type=number),
+    _asks("--max-gpus", "grow up to so many while nobody else needs them", "N", type=number),
+    _asks("--min-gpus", "go on with so few when a GPU fails and there is no other", "N", type=number),
+    _asks("--vram", 'a share of one GPU by its memory: "20GB"', "SIZE"),
+    _asks("--mig", 'a MIG instance of this profile: "1g.10gb"', "PROFILE"),
+    _asks("--isolated", "a share that is a MIG instance, whatever its profile"),
+    _asks("--time -t --time-limit", "how long at most: 30m, 2h, 1d", "TIME", name="time_limit"),
+    _asks("--name -n", "a name among your leases", "NAME"),
+    _asks("--project -p", "the project that pays", "PROJECT"),
+    _asks("--model -m", 'only GPUs of this model: "H100-80GB"', "MODEL"),
+    _asks("--min-vram", 'only GPUs with so much memory each: "40GB"', "SIZE"),
+    _asks("--same-node", "all on one node"),
+    _asks("--nvlink", "all linked to each other"),
+    _asks("--node", "on this node only", "NODE"),
+    _asks("--exclude", "not on this node or device (may be repeated)", "NAME", action="append"),
+    _asks("--idle-timeout", 'give back after so long without work; "never" to keep it', "TIME"),
+    _asks("--interactive", "within the quota it is never taken back", action="store_true"),
+    _asks("--preemptible", "it may be taken back for others", action="store_true"),
+    _asks("--priority", "among your own requests, higher first", "N", type=number),
+    _asks("--cpus", "CPUs of each worker", "N", type=number),
+    _asks("--memory", 'host memory of each worker: "64GB"', "SIZE"),
+    _asks("--python", "the Python of the workers (default: this one, where the node has it)", "PATH"),
+    _asks(
+        "--env",
+        "an environment variable of the workers (may be repeated)",
+        "K=V",
+        action="append",
+        type=_pair,
+    ),
+    _asks(
+        "--pre-import", "a module to import in the workers ahead (may be repeated)", "NAME", action="append"
+    ),
+    _asks("--workdir", "the folder that the workers work in", "PATH", name="working_directory"),
+    _asks(
+        "--option -o",
+        "an option of dask-cuda (may be repeated)",
+        "K=V",
+        action="append",
+        type=_pair,
+        name="options",
+    ),
+)
+#: Those that the API has within `environment`.
+ENVIRONMENT = {
+    "python": "python",
+    "env": "variables",
+    "pre_import": "pre_import",
+    "working_directory": "working_directory",
+}
+
+_WAIT = Argument(
+    flags=("--no-wait",),
+    name="wait",
+    help="do not wait for the grant; the request stays in the queue",
+    options={"action": "store_false"},
+)
+_TIMEOUT = Argument(
+    flags=("--timeout",),
+    name="timeout",
+    help="withdraw it if it is not granted within so many seconds",
+    metavar="SECONDS",
+    options={"type": float},
+)
+_DRY_RUN = Argument(
+    flags=("--dry-run",),
+    name="dry_run",
+    help="only say whether it would start now, else when and why",
+    options={"action": "store_true"},
+)
+_LEASE = Argument(
+    flags=("lease",),
+    name="lease",
+    help="a lease, by name or id (not needed if you have only one)",
+    metavar="LEASE",
+    options={"nargs": "?"},
+)
+_LEASES = Argument(
+    flags=("lease",),
+    name="lease",
+    help="leases, by name or id (not needed if you have only one)",
+    metavar="LEASE",
+    options={"nargs": "*"},
+)
+_ALL_MINE = Argument(flags=("--all",), name="all", help="all that you have", options={"action": "store_true"})
+_EVERYBODY = Argument(flags=("--all",), name="all", help="everybody's", options={"action": "store_true"})
+_BY = Argument(
+    flags=("--by",),
+    name="by",
+    help="how much longer: 30m, 2h (default: 1h)",
+    metavar="TIME",
+    options={"default": "1h"},
+)
+
+
+def asked(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what a parsed command line asks for, as the fields of the request."""
+    what: dict[str, Any] = {}
+    environment: dict[str, Any] = {}
+    for each in REQUEST:
+        value = getattr(args, each.name, None)
+        if value is None:
+            continue
+        if each.options.get("type") is _pair:
+            value = dict(value)
+        if each.name in ENVIRONMENT:
+            environment[ENVIRONMENT[each.name]] = value
+        else:
+            what[each.name] = value
+    return {**what, "environment": environment} if environment else what
+
+
+# ----------------------------------------------------------------------------------------------- the commands
+
+
+def _request(pool: Pool, args: argparse.Namespace) -> Any:
+    what = asked(args)
+    if args.dry_run:
+        return pool.trial(**what)
+    return pool.request(wait=args.wait, timeout=args.timeout, **what)
+
+
+def _release(pool: Pool, args: argparse.Namespace) -> str:
+    leases: Sequence[Lease]
+    if args.all:
+        leases = [lease for lease in pool.leases() if lease.state != "ended"]
+        if not leases:
+            return "You have no lease."
+    else:
+        leases = [pool.lease(name) for name in args.lease or [None]]
+    for lease in leases:
+        lease.release()
+    names = ", ".join(lease.name or lease.id for lease in leases)
+    return f"Released: {names}."
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command(
+        name="request",
+        help="Ask for GPUs and wait for them; Ctrl-C meanwhile withdraws.",
+        arguments=(*REQUEST, _WAIT, _TIMEOUT, _DRY_RUN),
+        run=_request,
+    ),
+    Command(name="status", help="Say what the pool is and how it stands.", run=lambda pool, _: pool.status()),
+    Command(
+        name="leases",
+        help="List your leases and the requests that wait.",
+        arguments=(_EVERYBODY,),
+        run=lambda pool, args: pool.leases(everybody=args.all),
+    ),
+    Command(
+        name="why",
+        help="Say why a request waits, or why a lease is as it is.",
+        arguments=(_LEASE,),
+        run=lambda pool, args: pool.explain(args.lease),
+    ),
+    Command(
+        name="extend",
+        help="Ask for more time for a lease.",
+        arguments=(_LEASE, _BY),
+        run=lambda pool, args: pool.lease(args.lease).extend(number(args.by)),
+    ),
+    Command(
+        name="keep",
+        help="Say that an idle lease is still needed.",
+        arguments=(_LEASE,),
+        run=lambda pool, args: pool.lease(args.lease).keep(),
+    ),
+    Command(
+        name="release",
+        help="Give leases back, or withdraw requests.",
+        arguments=(_LEASES, _ALL_MINE),
+        run=_release,
+    ),
+    Command(
+        name="logs",
+        help="Show what a lease's scheduler and workers wrote.",
+        arguments=(_LEASE,),
+        run=lambda pool, args: pool.lease(args.lease).logs(),
+    ),
+    Command(
+        name="health",
+        help="List the GPUs: how they are, and who has them.",
+        run=lambda pool, _: pool.devices(),
+    ),
+    Command(name="queue", help="List who waits, in their order.", run=lambda pool, _: pool.queue()),
+    Command(name="usage", help="List who has used how much.", run=lambda pool, _: pool.usage()),
+)
+
+
+def summary(commands: Iterable[tuple[str, str]], prog: str) -> str:
+    """List commands with their help, for people."""
+    listed = list(commands)
+    width = max(len(name) for name, _ in listed)
+    return "\n".join(f"    {prog} {name.ljust(width)}  {help_}" for name, help_ in listed)

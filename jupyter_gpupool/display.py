@@ -1,0 +1,395 @@
+"""How what a pool says looks: words, tables and HTML, the same in every face.
+
+Rule 1: plain text comes first; HTML says the same. Whatever a pool or a person wrote is escaped in it.
+Rule 2: where GPUs are simulated, that is said, in one line.
+Rule 3: times are said as from now ("in 12 min"), so that no time zone has to be guessed.
+"""
+
+from __future__ import annotations
+
+import html
+import operator
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from jupyter_gpupool.core.model import GB, WHOLE, LeaseState
+
+#: A column of a table: its heading, and how its cell is made of a row.
+Column = tuple[str, Callable[[Mapping[str, Any]], Any]]
+TIMES = "\N{MULTIPLICATION SIGN}"
+SIMULATED = "The GPUs are simulated."
+
+
+# ------------------------------------------------------------------------------------------------------ words
+
+
+def count(number: float, noun: str) -> str:
+    """Say how many: "1 GPU", "2 GPUs", "0.5 GPUs".
+
+    >>> count(1, "GPU"), count(0.5, "GPU")
+    ('1 GPU', '0.5 GPUs')
+    """
+    return f"{number:g} {noun}" + ("" if number == 1 else "s")
+
+
+def duration(seconds: float) -> str:
+    """Say a time span in its two largest units.
+
+    >>> duration(7265), duration(0.2), duration(90061)
+    ('2 h 1 min', '0 s', '1 d 1 h')
+    """
+    left = max(0, round(seconds))
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    parts = []
+    for name, length in units:
+        many, left = divmod(left, length)
+        parts.append((many, name))
+    while len(parts) > 1 and not parts[0][0]:
+        parts.pop(0)
+    return " ".join(f"{many} {name}" for many, name in parts[:2] if many or len(parts) == 1)
+
+
+def from_now(when: float | None) -> str:
+    """Say when: "in 12 min", "3 s ago", or nothing."""
+    if when is None:
+        return ""
+    ahead = when - time.time()
+    return f"in {duration(ahead)}" if ahead >= 0 else f"{duration(-ahead)} ago"
+
+
+def gigabytes(size: float | None) -> str:
+    """Say a number of bytes.
+
+    >>> gigabytes(80 * 10**9), gigabytes(500 * 10**6)
+    ('80 GB', '0.5 GB')
+    """
+    if size is None:
+        return ""
+    return f"{size / GB:.0f} GB" if size >= 10 * GB else f"{size / GB:.1f} GB".replace(".0 ", " ")
+
+
+def gpus(milli: int) -> str:
+    """Say thousandths of a GPU as GPUs: "2", "0.5"."""
+    return f"{milli / WHOLE:g}"
+
+
+# ----------------------------------------------------------------------------------------------------- tables
+
+
+def table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Lay rows out as plain text with aligned columns; columns without any content are left out."""
+    heads, cells = _cells(columns, rows)
+    lines = [heads, *cells]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
+    numbers = [bool(cells) and all(_is_number(line[i]) for line in cells) for i in range(len(heads))]
+
+    def laid(line: list[str]) -> str:
+        return "  ".join(
+            cell.rjust(width) if number else cell.ljust(width)
+            for cell, width, number in zip(line, widths, numbers, strict=True)
+        ).rstrip()
+
+    rule = "  ".join("─" * width for width in widths)
+    return "\n".join([laid(heads), rule, *(laid(line) for line in cells)])
+
+
+def html_table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Lay rows out as an HTML table."""
+    heads, cells = _cells(columns, rows)
+    head = "".join(f"<th style='text-align:left'>{html.escape(each)}</th>" for each in heads)
+    body = "".join(
+        "<tr>" + "".join(f"<td style='text-align:left'>{html.escape(cell)}</td>" for cell in line) + "</tr>"
+        for line in cells
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cells(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    lines = [[_text(make(row)) for _, make in columns] for row in rows]
+    used = [i for i in range(len(columns)) if not lines or any(line[i] for line in lines)]
+    return [columns[i][0] for i in used], [[line[i] for i in used] for line in lines]
+
+
+def _text(value: Any) -> str:
+    """Write a cell; control characters must not reach a terminal."""
+    text = "" if value is None else str(value)
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def _is_number(text: str) -> bool:
+    return not text or text.replace(".", "", 1).isdigit()
+
+
+def html_line(words: str) -> str:
+    """Write a line of words as HTML."""
+    return f"<div>{html.escape(words)}</div>"
+
+
+class Rows(list[Any]):
+    """A list of what a pool says (dicts), shown as a table.
+
+    Args:
+        rows: The dicts, or objects that have them as `data`.
+        columns: What to show of them.
+        empty: The sentence to show when there are none.
+        note: A line below the table.
+    """
+
+    def __init__(
+        self, rows: Iterable[Any], columns: Sequence[Column], empty: str = "", note: str = ""
+    ) -> None:
+        super().__init__(rows)
+        self._columns = columns
+        self._empty = empty
+        self._note = note
+
+    def __repr__(self) -> str:
+        shown = table(self._columns, map(_data, self)) if self else self._empty
+        return "\n".join(filter(None, [shown, self._note]))
+
+    def _repr_html_(self) -> str:
+        shown = html_table(self._columns, map(_data, self)) if self else html.escape(self._empty)
+        return shown + (f"<div>{html.escape(self._note)}</div>" if self._note else "")
+
+
+def _data(row: Any) -> Mapping[str, Any]:
+    """Return the dict of a row, which may be a `Lease` that carries it."""
+    data: Mapping[str, Any] = row if isinstance(row, Mapping) else row.data
+    return data
+
+
+class Said(dict[str, Any]):
+    """What a pool says of one thing (a dict whose keys are attributes too), shown as lines of words.
+
+    Args:
+        data: The dict.
+        words: Makes the lines of it.
+    """
+
+    def __init__(self, data: Mapping[str, Any], words: Callable[[Mapping[str, Any]], list[str]]) -> None:
+        super().__init__(data)
+        self._words = words
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the pool says nothing of {name!r}; it says {', '.join(self)}") from None
+
+    def __repr__(self) -> str:
+        return "\n".join(self._words(self))
+
+    def _repr_html_(self) -> str:
+        return "<br>".join(html.escape(line) for line in self._words(self))
+
+
+class Logs(dict[str, str]):
+    """Texts by the name of the process that wrote them."""
+
+    def __repr__(self) -> str:
+        if not self:
+            return "Nothing has been written yet."
+        return "\n\n".join(f"── {name} ──\n{text.rstrip() or '(nothing)'}" for name, text in self.items())
+
+    def _repr_html_(self) -> str:
+        if not self:
+            return "Nothing has been written yet."
+        return "".join(
+            f"<details><summary>{html.escape(name)}</summary><pre>{html.escape(text)}</pre></details>"
+            for name, text in self.items()
+        )
+
+
+# ----------------------------------------------------------------------------------------------------- leases
+
+
+def lease_words(lease: Mapping[str, Any]) -> str:
+    """Say what a lease is and how it stands, in one line."""
+    name = lease["name"] or lease["id"]
+    parts = [f"Lease {name}: {count(lease['gpus'], 'GPU')}{_where(lease)}", _stand(lease)]
+    words = ", ".join(filter(None, parts)) + "."
+    return f"{words} {SIMULATED}" if lease.get("simulated") else words
+
+
+def lease_html(lease: Mapping[str, Any]) -> str:
+    """Show a lease: its line, and a table of its slices."""
+    columns: tuple[Column, ...] = (
+        ("slice", lambda row: row["id"].rpartition("/")[2]),
+        ("device", lambda row: row["device_name"]),
+        ("model", lambda row: row.get("profile") or row["model"]),
+        ("GPUs", lambda row: gpus(row["milli"])),
+        ("memory", lambda row: gigabytes(row["vram"])),
+        ("state", lambda row: row["state"]),
+    )
+    slices = html_table(columns, lease["slices"]) if lease["slices"] else ""
+    return html_line(lease_words(lease)) + slices
+
+
+def _where(lease: Mapping[str, Any]) -> str:
+    places: dict[tuple[str, str], int] = {}
+    for piece in lease["slices"]:
+        key = (piece.get("profile") or piece["model"], piece["node"])
+        places[key] = places.get(key, 0) + 1
+    said = ", ".join(f"{many} {TIMES} {model} on {node}" for (model, node), many in sorted(places.items()))
+    return f" ({said})" if said else ""
+
+
+def _stand(lease: Mapping[str, Any]) -> str:
+    state = lease["state"]
+    if state == LeaseState.PENDING:
+        return "pending: " + waiting_words(lease)
+    if state == LeaseState.STARTING:
+        return waiting_words(lease)
+    if state == LeaseState.ENDED:
+        return f"ended: {lease['why'].rstrip('.')}" if lease["why"] else "ended"
+    until = f"until {_clock(lease['ends_at'])} ({from_now(lease['ends_at'])})" if lease["ends_at"] else ""
+    idle = f"idle for {duration(time.time() - lease['idle_since'])}" if lease.get("idle_since") else ""
+    why = "" if state == LeaseState.ACTIVE else lease["why"].rstrip(".")
+    return ", ".join(filter(None, [state, why, until, idle]))
+
+
+def _clock(when: float) -> str:
+    """Say a time of day on this computer's clock, with the day unless it is today."""
+    then, today = time.localtime(when), time.localtime()
+    shape = "%H:%M" if then[:3] == today[:3] else "%a %d %b %H:%M"
+    return time.strftime(shape, then)
+
+
+def waiting_words(lease: Mapping[str, Any]) -> str:
+    """Say what a lease that nobody can use yet waits for."""
+    if lease["state"] == LeaseState.STARTING:
+        progress = lease.get("progress") or {}
+        up = "scheduler up" if progress.get("scheduler") else "starting the scheduler"
+        return f"starting: {up}, workers {progress.get('workers', 0)} of {progress.get('of', 0)}"
+    place = f"place {lease['place']} in the queue" if lease.get("place") else "in the queue"
+    reasons = [each["sentence"].rstrip(".") for each in lease.get("reasons") or [] if each.get("sentence")]
+    why = reasons[0] if reasons else lease["why"].rstrip(".")
+    expected = lease.get("expected_start")
+    start = f"expected to start {from_now(expected)}" if expected and expected > time.time() else ""
+    return ", ".join(filter(None, [place, why, start]))
+
+
+def _says(lease: Mapping[str, Any]) -> str:
+    if lease["state"] in (LeaseState.PENDING, LeaseState.STARTING):
+        return waiting_words(lease)
+    return str(lease["why"] or "")
+
+
+LEASE_COLUMNS: tuple[Column, ...] = (
+    ("lease", lambda row: row["name"] or row["id"]),
+    ("user", lambda row: row["user"]),
+    ("project", lambda row: row["project"]),
+    ("state", lambda row: row["state"]),
+    ("GPUs", lambda row: f"{row['gpus']:g}"),
+    ("where", lambda row: ", ".join(piece["device_name"] for piece in row["slices"])),
+    ("ends", lambda row: from_now(row["ends_at"]) if row["state"] != LeaseState.ENDED else ""),
+    ("says", _says),
+)
+
+
+# ---------------------------------------------------------------------------------------------------- devices
+
+
+def _health(device: Mapping[str, Any]) -> str:
+    flags = ", ".join(device.get("flags") or [])
+    outside = f"used from outside: {device['outside']}" if device.get("outside") else ""
+    return ", ".join(filter(None, [device["verdict"], flags, outside]))
+
+
+def _part(part: Mapping[str, Any]) -> str:
+    amount = "" if part["milli"] >= WHOLE else f" {part.get('profile') or gpus(part['milli'])}"
+    user = f" ({part['user']})" if part.get("user") else ""
+    return f"{part.get('lease_name') or part['lease']}{amount}{user}"
+
+
+def _reading(device: Mapping[str, Any], name: str, shape: str) -> str:
+    value = (device.get("reading") or {}).get(name)
+    return "" if value is None else shape.format(value)
+
+
+DEVICE_COLUMNS: tuple[Column, ...] = (
+    ("device", lambda row: row["name"]),
+    ("model", lambda row: row["model"]),
+    ("memory", lambda row: gigabytes(row["memory"])),
+    ("health", _health),
+    ("free", lambda row: gpus(row["free_milli"])),
+    ("leases", lambda row: ", ".join(_part(part) for part in row["parts"])),
+    ("busy", lambda row: _reading(row, "utilisation", "{:.0f} %")),
+    ("used", lambda row: gigabytes((row.get("reading") or {}).get("memory_used"))),
+    ("°C", lambda row: _reading(row, "temperature", "{:.0f}")),
+)
+
+
+# ------------------------------------------------------------------------------------------------------- pool
+
+
+def pool_words(pool: Mapping[str, Any]) -> list[str]:
+    """Say what a pool is and how it stands."""
+    models = ", ".join(f"{many} {TIMES} {model}" for model, many in sorted(pool["models"].items()))
+    nodes = count(len(pool["nodes"]), "node")
+    free = f"{pool['gpus_free']:g} free, at most {pool['largest_together']:g} together"
+    lines = [
+        f"{count(pool['gpus'], 'GPU')} ({models or 'none yet'}) on {nodes}: {free}.",
+        f"{count(pool['leases'], 'lease')}, {count(pool['pending'], 'request')} waiting.",
+        _you(pool["user"]),
+    ]
+    if pool["simulated"]:
+        lines.append(pool.get("simulated_note") or SIMULATED)
+    return lines
+
+
+def _you(user: Mapping[str, Any]) -> str:
+    return f"You are {user['name']}" + (", an administrator of it." if user.get("admin") else ".")
+
+
+def explanation_words(answer: Mapping[str, Any]) -> list[str]:
+    """Say why a lease is where it is."""
+    lines = [str(each) for each in answer["sentences"]]
+    if answer.get("expected_start"):
+        lines.append(f"Expected to start {from_now(answer['expected_start'])}.")
+    lines += [each["advice"] for each in answer.get("reasons") or [] if each.get("advice")]
+    return lines or ["There is nothing to explain."]
+
+
+def trial_words(answer: Mapping[str, Any]) -> list[str]:
+    """Say what would come of a request."""
+    if answer["starts_now"]:
+        return ["It would start now."]
+    when = from_now(answer.get("expected_start")) or "at a time that nobody can tell"
+    place = f", at place {answer['place']} in the queue" if answer.get("place") else ""
+    return [f"It would wait and start {when}{place}.", *(each["sentence"] for each in answer["reasons"])]
+
+
+# ------------------------------------------------------------------------------------------------------ lists
+
+
+def device_rows(answer: Mapping[str, Any]) -> Rows:
+    """Show the devices of a pool."""
+    return Rows(
+        answer["devices"],
+        DEVICE_COLUMNS,
+        "No node has joined yet.",
+        SIMULATED if answer.get("simulated") else "",
+    )
+
+
+def queue_rows(answer: Mapping[str, Any]) -> Rows:
+    """Show who waits, in their order."""
+    columns: tuple[Column, ...] = (
+        ("place", lambda row: row["place"]),
+        ("lease", lambda row: row.get("name") or row.get("id")),
+        ("user", lambda row: row.get("user")),
+        ("project", lambda row: row.get("project")),
+        ("GPUs", lambda row: row.get("gpus")),
+        ("starts", lambda row: from_now(row.get("expected_start"))),
+        ("says", lambda row: row.get("why")),
+    )
+    return Rows(answer["queue"], columns, "Nobody waits.")
+
+
+def any_rows(answer: Mapping[str, Any], key: str) -> Rows:
+    """Show a list whose columns are the keys of its rows."""
+    rows = answer[key]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return Rows(rows, [(name, operator.itemgetter(name)) for name in names], f"There are no {key}.")

@@ -1,0 +1,210 @@
+"""`%gpupool`: the pool from a notebook's cell.
+
+Rule 1: a line is parsed, the client is called, and what it returns is the value of the line: an object
+        that shows itself, to be assigned (`lease = %gpupool request`) or stored (`--out lease`).
+Rule 2: a mistake and a no are one sentence, not a page of traceback; the cell fails, so that "run all" stops.
+Rule 3: loading the extension costs next to nothing; the client is imported by the first command.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_magic, magics_class
+from traitlets import Bool, Unicode
+from traitlets.config import Configurable
+
+from jupyter_gpupool import commands
+from jupyter_gpupool.commands import Argument, Command, Misuse
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from jupyter_gpupool.client import Pool
+
+PROG = "%gpupool"
+_OUT = Argument(
+    flags=("--out",),
+    name="out",
+    help="store what comes of it in this variable",
+    metavar="NAME",
+)
+
+
+@magics_class
+class GPUPool(Magics, Configurable):
+    """The magic, and what can be configured of it: `%config GPUPool`."""
+
+    url = Unicode("", help="Address of the pool; empty: found as Pool() finds it.").tag(config=True)
+    project = Unicode("", help="The project of requests that name none.").tag(config=True)
+    time_limit = Unicode("", help="The time limit of requests that name none, such as 4h.").tag(config=True)
+    interactive = Bool(
+        True, help="Requests from here are interactive: within the quota never taken back."
+    ).tag(config=True)
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        Configurable.__init__(self, parent=shell)
+        Magics.__init__(self, shell)
+        self._pool: Pool | None = None
+        #: The lease that a command is about when it names none; the last one requested or used here.
+        self._current = ""
+        self._commands = {each.name: each for each in (*commands.COMMANDS, *self._own())}
+
+    def _own(self) -> tuple[Command, ...]:
+        """Return the sub-commands that only a notebook has."""
+        lease = next(each for each in commands.COMMANDS if each.name == "keep").arguments
+        return (
+            Command(
+                name="use",
+                help="Find a lease again, say after a restart of the kernel; later commands are about it.",
+                arguments=lease,
+                run=lambda pool, args: pool.lease(args.lease),
+            ),
+            Command(name="config", help="Say which pool this is, and the settings.", run=self._configuration),
+        )
+
+    @line_magic
+    def gpupool(self, line: str) -> Any:
+        """Share a pool of GPUs: see `%gpupool help`."""
+        try:
+            words = commands.split(line)
+            if not words or words[0] in ("help", "--help", "-h"):
+                return _Text(self.help(words[1:]))
+            command = self._command(words[0])
+            args = self._parse(command, words[1:])
+            if args.help:
+                return _Text(self.help([command.name]))
+            return self._carry_out(command, args)
+        except Misuse as error:
+            raise UsageError(str(error)) from None
+
+    def _command(self, word: str) -> Command:
+        if word not in self._commands:
+            meant = commands.nearest(word, self._commands, f"{PROG} help")
+            raise Misuse(f"{PROG} has no command {word!r}. {meant.replace('help --help', 'help')}")
+        return self._commands[word]
+
+    def _parse(self, command: Command, words: list[str]) -> Namespace:
+        parser = commands.parser_of(_with_out(command), f"{PROG} {command.name}")
+        args = parser.parse_args(words)
+        if args.out and not args.out.isidentifier():
+            raise Misuse(f"--out needs the name of a variable, and {args.out!r} is none.")
+        if hasattr(args, "lease") and not args.lease and not getattr(args, "all", False):
+            args.lease = [self._current] if isinstance(args.lease, list) else self._current
+        if command.name == "request":
+            args.project = args.project or self.project or None
+            args.time_limit = args.time_limit or self.time_limit or None
+            if args.interactive is None and not args.preemptible:
+                args.interactive = self.interactive or None
+        return args
+
+    def _carry_out(self, command: Command, args: Namespace) -> Any:
+        from jupyter_gpupool.client import Lease, PoolError
+
+        try:
+            value = command.run(self.pool(), args)
+        except PoolError as error:
+            raise _told(error) from None
+        except KeyboardInterrupt:
+            if command.name == "request":
+                print("The request is withdrawn.", file=sys.stderr)  # noqa: T201 - beside the cell's interrupt
+            raise
+        if isinstance(value, Lease):
+            self._current = value.id
+        elif command.name == "release":
+            self._current = ""
+        if args.out:
+            self.shell.push({args.out: value})
+            return None
+        return _Text(value) if isinstance(value, str) else value
+
+    def pool(self) -> Pool:
+        """Return the pool, looked for when it is first needed and again when the address is changed."""
+        from jupyter_gpupool.client import Pool
+
+        if self._pool is None or (self.url and self._pool.url != self.url.rstrip("/")):
+            self.close()
+            self._pool = Pool(self.url or None)
+        return self._pool
+
+    def close(self) -> None:
+        """Close the connections to the pool; leases stay."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def _configuration(self, pool: Pool, _: Namespace) -> str:
+        names = self.class_trait_names(config=True)
+        lines = [f"{PROG} talks to {pool!r}."]
+        lines += [f"    %config GPUPool.{name} = {getattr(self, name)!r}" for name in sorted(names)]
+        return "\n".join(lines)
+
+    def help(self, words: list[str]) -> str:
+        """Say what the sub-commands are, or what the options of one are."""
+        if words:
+            command = self._command(words[0])
+            return commands.parser_of(_with_out(command), f"{PROG} {command.name}").format_help().rstrip()
+        listed = [(each.name, each.help) for each in self._commands.values()]
+        return "\n".join(
+            [
+                "Share a pool of GPUs.",
+                "",
+                commands.summary(listed, PROG),
+                "",
+                f"`{PROG} help request` lists what can be asked for. For example:",
+                "",
+                f"    lease = {PROG} request --gpus 2 --time 2h",
+                "    client = lease.client()          # a plain distributed.Client",
+                f"    {PROG} release",
+            ]
+        )
+
+
+class _Text(str):
+    """Text that a cell shows as it is, rather than as a quoted string."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _with_out(command: Command) -> Command:
+    return replace(command, arguments=(*command.arguments, _OUT))
+
+
+def _told(error: Any) -> Exception:
+    """Return the error again, such that IPython shows its one sentence and no traceback."""
+    name = "GPUPool"
+    error._render_traceback_ = lambda: [f"\x1b[31m{name}\x1b[0m: {error}"]  # IPython's hook
+    told: Exception = error
+    return told
+
+
+def load(shell: InteractiveShell) -> None:
+    """Register the magic with an IPython shell."""
+    magics = GPUPool(shell)
+    shell.register_magics(magics)
+    if magics not in shell.configurables:
+        shell.configurables.append(magics)
+    GPUPool.gpupool.__doc__ = magics.help([])  # what `%gpupool?` shows
+    _loaded[id(shell)] = magics
+
+
+def unload(shell: InteractiveShell) -> None:
+    """Take the magic out of an IPython shell again; leases stay."""
+    magics = _loaded.pop(id(shell), None)
+    if magics is None:
+        return
+    magics.close()
+    shell.magics_manager.magics["line"].pop("gpupool", None)
+    shell.configurables.remove(magics)
+
+
+#: The magic of each shell that has loaded it.
+_loaded: dict[int, GPUPool] = {}
