@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import getpass
 import json
 import os
 import sys
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from jupyter_gpupool.controller.machine import Controller
 
 FILE = "pool.json"
+ADMIN = "admin.json"
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -66,6 +68,7 @@ async def serve(options: argparse.Namespace) -> None:
             f"The controller cannot listen: {error.strerror or error}. Choose another --comm-port."
         )
     store.put("ports", {"api": api.port, "comm": _number(controller.address)})
+    appoint(options.dir, controller)
     announce(options.dir, api.url, controller)
     try:
         await _until_over(controller, options.idle_exit)
@@ -101,6 +104,16 @@ def announce(folder: Path, url: str, controller: Controller) -> None:
     ca = controller.authority.ca_pem
     data = {"url": url, "ca": ca, "comm": controller.address, "pid": os.getpid()}
     write_private(folder / FILE, json.dumps(data))
+
+
+def appoint(folder: Path, controller: Controller) -> None:
+    """Make whoever starts the pool its first administrator, by a token in a file that only they can read."""
+    from jupyter_gpupool.controller.auth import write_private
+
+    path, user = folder / ADMIN, getpass.getuser()
+    if not path.exists():
+        token = controller.tokens.create(user, ("admin",), label="who started the pool")
+        write_private(path, json.dumps({"user": user, "token": token}))
 
 
 async def _until_over(controller: Controller, idle_exit: float) -> None:

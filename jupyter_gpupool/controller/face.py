@@ -54,5 +54,5 @@ class ControllerFace(Protocol):
     async def drill(self, device: str, xid: int) -> str:
         """Break a device for practice (XID 0: make it good again); return "" or why not."""
 
-    def stop(self, why: str) -> None:
-        """End the controller's process softly; leases go on."""
+    def stop(self, why: str, *, everything: bool = False) -> None:
+        """End the controller's process softly; leases and agents go on unless everything is to end."""

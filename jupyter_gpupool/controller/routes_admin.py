@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from jupyter_gpupool.core.model import PoolEvent
     from jupyter_gpupool.core.pool import Pool
 
-NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+#: The common name of an agent's certificate holds so much of it.
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
 #: An XID as the driver numbers them.
 MOST_XID = 1000
 #: After so many seconds the controller ends, so that the answer is out.
@@ -53,9 +55,12 @@ TOKEN: dict[str, Field] = {
 LOGIN: dict[str, Field] = {"token": Field(fields.text("token", 1, 200), {"type": "string"}, "Of the line.")}
 AGENT: dict[str, Field] = {
     **LOGIN,
-    "name": Field(fields.text("name", 1, 63), {"type": "string"}, "The node's name in the pool."),
+    "name": Field(fields.text("name", 1, 50), {"type": "string"}, "The node's name in the pool."),
 }
-STOP: dict[str, Field] = {"why": Field(fields.text("why", 0, 500), {"type": "string"}, "For the log.")}
+STOP: dict[str, Field] = {
+    "why": Field(fields.text("why", 0, 500), {"type": "string"}, "For the log."),
+    "everything": Field(fields.flag("everything"), {"type": "boolean"}, "End agents and leases too."),
+}
 
 
 def _read(call: Call, table: dict[str, Field], *needed: str) -> dict[str, Any]:
@@ -133,10 +138,11 @@ def resolve(pool: Pool, target: str) -> str:
 
 
 async def stop(call: Call) -> Answer:
-    """End the controller; leases go on, and are found again when it is started."""
+    """End the controller; unless everything is to end, leases go on and are found again when it is started."""
     said = _read(call, STOP)
     why = said.get("why") or f"stopped by {call.asker.user}"
-    asyncio.get_running_loop().call_later(STOP_S, call.controller.stop, why)
+    end = functools.partial(call.controller.stop, why, everything=said.get("everything", False))
+    asyncio.get_running_loop().call_later(STOP_S, end)
     return Answer({"stopping": True}, HTTPStatus.ACCEPTED)
 
 
@@ -217,7 +223,10 @@ async def join(call: Call) -> Answer:
     if not NODE_NAME.fullmatch(name):
         sentence = f"{shown(name)} cannot be the name of a node."
         raise Problem(
-            Reason.BAD_REQUEST, sentence, "Use letters, digits, dots, dashes and underscores.", field="name"
+            Reason.BAD_REQUEST,
+            sentence,
+            "Use up to 50 letters, digits, dots, dashes and underscores.",
+            field="name",
         )
     if face.tokens.redeem(said["token"], "agent", name) is None:
         raise _used()
