@@ -305,6 +305,13 @@ class TestPrograms:
         bench.xid(31, by=["ana"])
         assert bench.told() == ["restart_worker", "restart_worker"]
 
+    def test_an_incident_that_another_gpu_explains_is_not_a_second_restart(self):
+        bench = Bench()
+        bench.xid(31, 0, by=["ana"])
+        bench.wait(20 * SECOND)
+        bench.xid(31, 1, by=["ana"])
+        assert bench.told(0) == ["restart_worker"]
+
     def test_a_restart_turns_into_a_watch_and_then_into_fine(self):
         bench = Bench()
         bench.xid(31, by=["ana"])

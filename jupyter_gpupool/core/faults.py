@@ -97,6 +97,8 @@ _PATTERNS = tuple(
 SUSPECT = (Fault.HARDWARE, Fault.POISONED)
 #: How far along the causes of an exception to look; a chain may be a circle.
 _DEPTH = 10
+#: Characters that are looked at from either end of a text; a program may raise any amount of it.
+_ENDS = 10_000
 
 
 def classify_error(error: BaseException | str) -> Fault:
@@ -112,7 +114,7 @@ def classify_error(error: BaseException | str) -> Fault:
     <Fault.NONE: 'none'>
     """
     texts = [error] if isinstance(error, str) else _chain(error)
-    found = [_classify_text(text.lower()) for text in texts]
+    found = [_classify_text(text) for text in texts]
     order = [fault for fault, _, _ in FAULTS]
     return min((fault for fault in found if fault is not Fault.NONE), key=order.index, default=Fault.NONE)
 
@@ -142,10 +144,20 @@ def _chain(error: BaseException) -> list[str]:
     texts: list[str] = []
     link: BaseException | None = error
     while link is not None and len(texts) < _DEPTH:
-        texts.append(f"{type(link).__name__}: {link}")
+        texts.append(f"{type(link).__name__}: {_text(link)}")
         link = link.__cause__ or link.__context__
     return texts
 
 
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - it is the program's own class, and its name still counts
+        return ""
+
+
 def _classify_text(text: str) -> Fault:
+    if len(text) > 2 * _ENDS:
+        text = f"{text[:_ENDS]}\n{text[-_ENDS:]}"
+    text = text.lower()
     return next((fault for fault, pattern in _PATTERNS if pattern.search(text)), Fault.NONE)

@@ -337,7 +337,9 @@ class Judge:
         """Tell a verdict that differs from the last one told; probation changes which rule matches."""
         rule, verdict, words = first_match(case)
         incident = _incident_of(verdict, seen)
-        key = f"{verdict}|{rule.name}|{incident.first if incident else ''}|{seen.on_probation(case.now)}"
+        # The same incident, by whichever rule, asks for one restart only.
+        about = incident.first if incident else f"{rule.name}|{seen.on_probation(case.now)}"
+        key = f"{verdict}|{about}"
         if key == seen.key or (not seen.key and rule.name == "fine" and not seen.on_probation(case.now)):
             return Outcome()
         if seen.verdict != verdict or incident:
