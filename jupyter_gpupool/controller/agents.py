@@ -85,7 +85,7 @@ class Agents:
         return state is not None and time.time() - state.last_seen < FRESH
 
     def left(self, worker: str) -> str:
-        """A Dask worker is gone; return the node that is not heard now, or "" where another took its place."""
+        """A Dask worker is gone; return the node that is not heard now, or "" where there is another one."""
         for node, present in self._present.items():
             if present.worker == worker:
                 del self._present[node]

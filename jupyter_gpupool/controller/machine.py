@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.controller.agents import Agents
@@ -38,12 +39,15 @@ from jupyter_gpupool.core.model import (
     Reading,
     SliceState,
     StartLease,
+    Verdict,
     VerdictChanged,
     decode,
 )
 from jupyter_gpupool.core.state import NodeState, SchedulerState
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from jupyter_gpupool.controller.store import Once, Store
     from jupyter_gpupool.core.model import Instruction, PoolEvent
     from jupyter_gpupool.core.pool import Pool
@@ -82,7 +86,9 @@ class Controller:
         self.clock = Clock(store)
         self.tokens = Tokens(store)
         self.keys = Keys(store)
-        self.readings: dict[str, Reading] = {}
+        self._readings: dict[str, Reading] = {}
+        #: The last reading of each device, by its UUID.
+        self.readings: Mapping[str, Reading] = MappingProxyType(self._readings)
         self.address = ""
         self.stopped = asyncio.Event()
         self._read_at: dict[str, float] = {}
@@ -92,6 +98,7 @@ class Controller:
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._owed = False
+        self._closing = False
         self._patient_until = time.monotonic() + PATIENCE
         self.keys.forget_all_but(self._living())
 
@@ -107,7 +114,13 @@ class Controller:
         Raises:
             OSError: The port is in use.
         """
-        self.scheduler = PoolScheduler(self, host=host, port=port, security=self.authority.comm_security())
+        self.scheduler = PoolScheduler(
+            self,
+            host=host,
+            port=port,
+            security=self.authority.comm_security(),
+            folder=self.authority.folder,
+        )
         self.agents = Agents(self.scheduler)
         try:
             await self.scheduler
@@ -118,6 +131,7 @@ class Controller:
 
     async def close(self) -> None:
         """Hang up on everybody; leases and agents go on."""
+        self._closing = True
         for task in self._tasks:
             task.cancel()
         with contextlib.suppress(Exception):
@@ -255,7 +269,7 @@ class Controller:
     def on_left(self, worker: str) -> None:
         """An agent's connection is gone."""
         node = self.agents.left(worker)
-        if node in self.pool.nodes:
+        if node in self.pool.nodes and not self._closing:
             with contextlib.suppress(StoreError):  # the next tick tries again
                 self.submit(NodeSilent(now=self.clock.now(), cause="its connection broke", node=node))
         self._wake()
@@ -302,7 +316,18 @@ class Controller:
         elif event is not None:
             if isinstance(event, LeaseStarted):
                 self.keys.note_dashboard(event.lease, str(report.get("dashboard", "")))
-            self.submit(event)
+            if not self._is_known(event):
+                self.submit(event)
+
+    def _is_known(self, event: PoolEvent) -> bool:
+        """Whether a verdict is only said again; agents do at each connection."""
+        if not isinstance(event, VerdictChanged) or event.verdict is Verdict.RESTART_WORKER:
+            return False
+        known = self.pool.devices[event.device]
+        said = (event.verdict, event.sentence, event.probation)
+        return (known.verdict, known.sentence, known.probation) == said or (
+            event.verdict is known.verdict is Verdict.FINE and event.probation == known.probation
+        )
 
     def _join(self, event: NodeJoined, report: Message) -> None:
         """A node's agent presents itself."""
@@ -337,7 +362,7 @@ class Controller:
             logger.warning("%s", sentence[:500])
             notice = Notify(user=ANY, notice=Notice.DEVICE, lease="", sentence=sentence[:500])
             with contextlib.suppress(StoreError):
-                self.store.add_notices(self.store.last_seq, [notice])
+                self.store.add_notices(None, [notice])
                 self._wake()
 
     def _node_of_slice(self, ident: str) -> str:
@@ -362,7 +387,7 @@ class Controller:
                 logger.warning("A reading of %s is not taken: %s", node, error)
                 continue
             if self._node_of_device(reading.device) == node:
-                self.readings[reading.device] = reading
+                self._readings[reading.device] = reading
                 self._read_at[reading.device] = now
                 self._idleness.seen(reading, self.clock.now())
         self._wake()

@@ -32,6 +32,7 @@ from jupyter_gpupool.core.model import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from jupyter_gpupool.controller.machine import Controller
     from jupyter_gpupool.core.model import Instruction, Request, Slice
@@ -46,14 +47,16 @@ class PoolScheduler(Scheduler):
         controller: Whose reports come in here.
         host: The address to listen on, and the port; 0: any.
         security: The controller's certificate for Dask's comms.
+        folder: The controller's own, for Dask's scratch files: Dask puts that folder first on `sys.path`.
     """
 
-    def __init__(self, controller: Controller, *, host: str, port: int, security: Any) -> None:
+    def __init__(self, controller: Controller, *, host: str, port: int, security: Any, folder: Path) -> None:
         super().__init__(
             host=host,
             port=port,
             protocol="tls",
             security=security,
+            local_directory=str(folder),
             dashboard=False,
             dashboard_address="127.0.0.1:0",
             # Dask's other extensions send pickled plugins to workers, or serve clients; there are none.
@@ -62,6 +65,9 @@ class PoolScheduler(Scheduler):
         )
         wire.shut(self, "controller", {wire.OP: controller.on_reports})
         wire.quieten(self)
+
+    def start_http_server(self, *_arguments: Any, **_more: Any) -> None:
+        """Serve no HTTP: people have the pool's own API, and there is nothing else to see here."""
 
     def heartbeat_worker(self, **message: Any) -> dict[str, Any]:
         """Take an agent's heartbeat; Dask's own interval for so few workers would be half a second."""

@@ -100,6 +100,7 @@ class Agent:
             folder,
             uuid.uuid4().hex[:12],
             joined=self._joined,
+            connected=self._on_connected,
             obey=self._on_orders,
             address=settings.address,
         )
@@ -130,7 +131,6 @@ class Agent:
         self._fitness.on_devices(devices)
         await self._leases.start()
         await self._end_the_dead()
-        self._fitness.opinions()
         self._do(self._connection.run())
         self._do(self._lock_again())
         await self._gone.wait()
@@ -238,6 +238,11 @@ class Agent:
             "refused": refused,
         }
 
+    def _on_connected(self) -> None:
+        """Say how fit the devices are: the controller may have missed it, or did not know them yet."""
+        for report in self._fitness.opinions():
+            self._connection.outbox.put(report)
+
     def _node(self) -> Node:
         return Node(
             name=self._member.name,
@@ -279,7 +284,12 @@ class Agent:
             self._connection.outbox.tell(
                 {"report": "answer", "ask": order.get("ask"), **await ANSWERS[name](self, order)}
             )
-        else:
+        elif name == "create_instance":
+            why = "this agent cannot create MIG instances; offer existing ones, or upgrade it"
+            self._connection.outbox.put(
+                {"report": "instance_failed", "slice": order.get("slice"), "why": why}
+            )
+        elif name != "destroy_instance":
             await self._leases.obey(order)
 
     async def _answer_logs(self, order: Message) -> Message:

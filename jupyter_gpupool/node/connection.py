@@ -2,7 +2,7 @@
 
 Rule 1: the connection is the agent's alone. Its port listens on loopback only and answers no operation.
 Rule 2: orders are taken from the controller's own certificate and nobody else's, be it of the same authority.
-Rule 3: after a break it is tried again at short intervals, for as long as it takes; a bare TCP connection is
+Rule 3: after a break it is tried again at short intervals, for as long as it takes; a bare TLS connection is
         tried first, as Dask's own connecting waits ever longer between its tries.
 """
 
@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two tries to reach a controller that is away: at first, and later.
 RETRY_SOON, RETRY_LATE = 0.1, 1.0
+#: Seconds that one try may take.
+PROBE = 3.0
 #: For how many tries it is "at first".
 SOON = 300
 #: Seconds after which reports that have not been acknowledged are sent again.
@@ -41,6 +43,9 @@ class PoolWorker(Worker):
 
     #: The node's address, by which the controller tells workers apart.
     node_address = "127.0.0.1"
+
+    def start_http_server(self, *_arguments: Any, **_more: Any) -> None:
+        """Serve no HTTP: there is nothing to see here."""
 
     async def plugin_add(self, plugin: Any, name: str | None = None, **_more: Any) -> Any:  # noqa: ARG002 - Dask's signature
         """Refuse: Dask sends plugins pickled."""
@@ -59,6 +64,7 @@ class Connection:
         folder: For Dask's scratch files.
         boot: Of this life of the agent.
         joined: Makes the report with which the agent presents itself.
+        connected: Called when the agent has presented itself on a new connection.
         obey: Takes the orders, in their order; never raises.
         address: The node's address, by which the controller tells workers apart.
     """
@@ -70,12 +76,14 @@ class Connection:
         boot: str,
         *,
         joined: Callable[[], wire.Message],
+        connected: Callable[[], None],
         obey: Callable[[list[wire.Message]], None],
         address: str = "127.0.0.1",
     ) -> None:
         self._member = member
         self._folder = folder
         self._joined = joined
+        self._connected = connected
         self._address = address
         self._obey = obey
         self._worker: PoolWorker | None = None
@@ -104,13 +112,14 @@ class Connection:
         self.outbox.tell(self._joined())
 
     async def _reachable(self) -> None:
-        """Wait until something listens at the controller's address."""
+        """Wait until the controller listens at its address."""
         host, port = parse_host_port(self._member.comm.split("://", 1)[-1])
+        context = wire.security(**self._member.credentials()).get_connection_args("worker")["ssl_context"]
         tries = 0
         while True:
             try:
-                async with asyncio.timeout(2):
-                    _, writer = await asyncio.open_connection(host, port)
+                async with asyncio.timeout(PROBE):
+                    _, writer = await asyncio.open_connection(host, port, ssl=context)
                 writer.close()
             except OSError:
                 tries += 1
@@ -133,6 +142,7 @@ class Connection:
             logger.info("connected to the controller at %s", self._member.comm)
             self.outbox.resend()
             self.present()
+            self._connected()
             await worker.finished()
         except Exception as error:  # noqa: BLE001 - Dask raises anything; the next try follows
             logger.warning("the connection to %s failed: %s", self._member.comm, error)

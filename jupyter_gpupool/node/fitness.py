@@ -95,13 +95,15 @@ class Fitness:
             await asyncio.wait_for(asyncio.shield(self._poll()), POLL)
         return order_of(self._judge.opinion(device, now_ms()))
 
-    def opinions(self) -> None:
-        """Report all verdicts as they stand, for a controller that may have missed some; no past restarts."""
-        known = self._judge.histories if self._remembers else ()
-        for device in known:
-            opinion = self._judge.opinion(device, now_ms())
-            if opinion.verdict is not Verdict.RESTART_WORKER:
-                self._report(report_of(opinion))
+    def opinions(self) -> list[dict[str, Any]]:
+        """Return the verdicts as they stand, as reports; no past restarts.
+
+        An agent that remembers nothing has nothing to say for a device that looks fine today.
+        """
+        now = now_ms()
+        known = [self._judge.opinion(device, now) for device in self._judge.histories]
+        told = known if self._remembers else self._judge.opinions(now)
+        return [report_of(each) for each in told if each.verdict is not Verdict.RESTART_WORKER]
 
     # ----------------------------------------------------------------------------------------- what follows
 
