@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from jupyter_gpupool.controller.auth import Person
     from jupyter_gpupool.controller.face import ControllerFace
 
-log = logging.getLogger("gpupool.api")
+logger = logging.getLogger(__name__)
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -181,7 +181,7 @@ def _log(handler: RequestHandler) -> None:
     status = handler.get_status()
     level = logging.WARNING if status >= HTTPStatus.INTERNAL_SERVER_ERROR else logging.DEBUG
     request = handler.request
-    log.log(level, "%s %s %d %.1f ms", request.method, request.path, status, 1000 * request.request_time())
+    logger.log(level, "%s %s %d %.1f ms", request.method, request.path, status, 1000 * request.request_time())
 
 
 @stream_request_body
@@ -357,7 +357,7 @@ class Endpoint(RequestHandler):
         """Log what is our fault, and nothing else."""
         if not isinstance(value, HTTPError):
             request = self.request
-            log.error("%s %s failed", request.method, request.path, exc_info=(kind, value, trace))
+            logger.error("%s %s failed", request.method, request.path, exc_info=(kind, value, trace))
 
 
 def _count(limiter: Limiter, caller: str) -> None:

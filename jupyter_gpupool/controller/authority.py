@@ -103,7 +103,9 @@ class Authority:
 
     def agent_credentials(self, name: str) -> dict[str, str]:
         """Return "ca", "cert" and "key" for the Dask comms of a node's agent, made anew."""
-        cert, key = self._issue(f"gpupool agent {name}", (f"agent.{COMM_DOMAIN}",))
+        from jupyter_gpupool.wire import agent_name
+
+        cert, key = self._issue(agent_name(name), (f"agent.{COMM_DOMAIN}",))
         return {"ca": self.ca_pem, "cert": cert, "key": key}
 
     def comm_security(self) -> Security:

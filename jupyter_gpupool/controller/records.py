@@ -101,13 +101,16 @@ class Records:
 
     # --------------------------------------------------------------------------------------------- notices
 
-    def add_notices(self, event: int, notices: Iterable[Notify]) -> bool:
+    def add_notices(self, event: int | None, notices: Iterable[Notify]) -> bool:
         """Keep what followed from journal event number `event`; return whether there is anything new.
+
+        With None it follows from no event, and is kept as often as it is said.
 
         Saying it again (at replay) changes nothing. It is not synced to the disk by itself: a power cut takes
         away no more than what replaying the journal brings back.
         """
         now = round(self._wall(), 3)
+        event = -time.time_ns() if event is None else event
         rows = [
             (event, nth, now, each.user, each.notice.value, each.lease, each.sentence, each.data)
             for nth, each in enumerate(notices)
