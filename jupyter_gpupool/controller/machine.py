@@ -18,30 +18,22 @@ from typing import TYPE_CHECKING, Any
 from jupyter_gpupool.controller.agents import Agents
 from jupyter_gpupool.controller.auth import Authority, Tokens
 from jupyter_gpupool.controller.clock import Clock
-from jupyter_gpupool.controller.idleness import Idleness
+from jupyter_gpupool.controller.hearing import Hearing
 from jupyter_gpupool.controller.keeper import Keeper
 from jupyter_gpupool.controller.keys import Keys
 from jupyter_gpupool.controller.plugin import Orders, PoolScheduler
 from jupyter_gpupool.controller.records import StoreError
-from jupyter_gpupool.controller.reports import BadReportError, Said, to_event
 from jupyter_gpupool.core.model import (
-    ANY,
     DrainSlice,
     EndLease,
-    LeaseBusy,
-    LeaseFailed,
-    LeaseIdle,
     LeaseStarted,
-    NodeJoined,
     NodeSilent,
     Notice,
     Notify,
     Reading,
     SliceState,
     StartLease,
-    Verdict,
     VerdictChanged,
-    decode,
 )
 from jupyter_gpupool.core.state import NodeState, SchedulerState
 
@@ -51,7 +43,6 @@ if TYPE_CHECKING:
     from jupyter_gpupool.controller.store import Once, Store
     from jupyter_gpupool.core.model import Instruction, PoolEvent
     from jupyter_gpupool.core.pool import Pool
-    from jupyter_gpupool.wire import Message
 
 logger = logging.getLogger(__name__)
 
@@ -86,13 +77,11 @@ class Controller:
         self.clock = Clock(store)
         self.tokens = Tokens(store)
         self.keys = Keys(store)
-        self._readings: dict[str, Reading] = {}
+        self.hearing = Hearing(self)
         #: The last reading of each device, by its UUID.
-        self.readings: Mapping[str, Reading] = MappingProxyType(self._readings)
+        self.readings: Mapping[str, Reading] = MappingProxyType(self.hearing.readings)
         self.address = ""
         self.stopped = asyncio.Event()
-        self._read_at: dict[str, float] = {}
-        self._idleness = Idleness()
         self._keeper = Keeper(store, self.clock, self._follow)
         self._orders = Orders(self)
         self._changed = asyncio.Event()
@@ -177,12 +166,12 @@ class Controller:
         self.clock.renew()
         if time.monotonic() > self._patient_until:
             self._note_silence()
-        for event in list(self._idleness.changes(self.pool.leases, self.readings, self.clock.now())):
+        for event in list(self.hearing.idleness.changes(self.pool.leases, self.readings, self.clock.now())):
             self.submit(event)
         self._keeper.tick()
         if self._owed:
             self._owed = False
-            self._again()
+            self.again()
         self._keeper.compact()
 
     def _note_silence(self) -> None:
@@ -220,9 +209,9 @@ class Controller:
             self._pass_on(event)
         for instruction in instructions:
             if isinstance(instruction, Notify) and instruction.notice is Notice.ENDED:
-                self._idleness.withdraw(instruction.lease)
+                self.hearing.idleness.withdraw(instruction.lease)
                 self.keys.forget(instruction.lease)
-        self._wake()
+        self.wake()
 
     def _carry_out(self, instruction: Instruction) -> None:
         try:
@@ -231,7 +220,7 @@ class Controller:
             logger.exception("%s could not be carried out; it is tried again.", instruction)
             self._owed = True
 
-    def _again(self, node: str = "") -> None:
+    def again(self, node: str = "") -> None:
         """Carry out again what is outstanding: all of it, or what an agent may have missed."""
         for instruction in self.pool.orders():
             if not node or (isinstance(instruction, AGAIN) and self.home(instruction.lease) == node):
@@ -272,129 +261,12 @@ class Controller:
         if node in self.pool.nodes and not self._closing:
             with contextlib.suppress(StoreError):  # the next tick tries again
                 self.submit(NodeSilent(now=self.clock.now(), cause="its connection broke", node=node))
-        self._wake()
-
-    def on_reports(self, worker: str = "", reports: Any = (), **_more: Any) -> None:
-        """Take an agent's reports, in their order; never raises."""
-        node = self.agents.node_of(worker)
-        if not node or not isinstance(reports, tuple | list):
-            return
-        try:
-            self.agents.hear(node, reports, self._take)
-        except StoreError as error:
-            logger.error("%s What %s has reported is taken later.", error, node)  # noqa: TRY400 - one sentence
-
-    def _take(self, node: str, report: Message) -> None:
-        """Take one report.
-
-        Raises:
-            StoreError: It could not be journaled; it is to come again.
-        """
-        name = report.get("report")
-        if name == "readings":
-            self._take_readings(node, report)
-        elif name == "answer":
-            self.agents.answered(report)
-        elif name == "finding":
-            self._warn(str(report.get("sentence", "")))
-        else:
-            self._take_event(node, report)
-
-    def _take_event(self, node: str, report: Message) -> None:
-        said = Said(node, self.clock.now(), report, self._node_of_slice, self._node_of_device, self.home)
-        try:
-            event = to_event(said)
-        except BadReportError as error:
-            logger.warning("A report of %s is not taken: %s", node, error)
-            return
-        if isinstance(event, LeaseIdle):
-            self._idleness.claim(event.lease, event.since)
-        elif isinstance(event, LeaseBusy):
-            self._idleness.withdraw(event.lease)
-        elif isinstance(event, NodeJoined):
-            self._join(event, report)
-        elif event is not None:
-            if isinstance(event, LeaseStarted):
-                self.keys.note_dashboard(event.lease, str(report.get("dashboard", "")))
-            if not self._is_known(event):
-                self.submit(event)
-
-    def _is_known(self, event: PoolEvent) -> bool:
-        """Whether a verdict is only said again; agents do at each connection."""
-        if not isinstance(event, VerdictChanged) or event.verdict is Verdict.RESTART_WORKER:
-            return False
-        known = self.pool.devices[event.device]
-        said = (event.verdict, event.sentence, event.probation)
-        return (known.verdict, known.sentence, known.probation) == said or (
-            event.verdict is known.verdict is Verdict.FINE and event.probation == known.probation
-        )
-
-    def _join(self, event: NodeJoined, report: Message) -> None:
-        """A node's agent presents itself."""
-        node = event.node.name
-        if report.get("head"):
-            self.keys.note_head(node)
-        self.submit(event)
-        self._find_lost_schedulers(node, set(report.get("leases") or ()))
-        self._again(node)
-        for refused in report.get("refused") or ():
-            self._warn(str(refused.get("sentence", "")))
-
-    def _find_lost_schedulers(self, node: str, running: set[str]) -> None:
-        """Tell the pool which leases' schedulers should run on a node and do not, and end the others."""
-        now = self.clock.now()
-        for lease in list(self.pool.leases.values()):
-            if (
-                lease.scheduler is SchedulerState.UP
-                and self.home(lease.id) == node
-                and lease.id not in running
-            ):
-                why = f"it does not run on {node} any more"
-                self.submit(LeaseFailed(now=now, cause=f"agent of {node}", lease=lease.id, why=why))
-        for lease_id in sorted(running):
-            lease_ = self.pool.leases.get(str(lease_id))
-            if lease_ is None or lease_.scheduler is SchedulerState.NONE or self.home(lease_.id) != node:
-                self.agents.tell(node, {"order": "end_lease", "lease": str(lease_id)})
-
-    def _warn(self, sentence: str) -> None:
-        """Tell the administrators something that is no pool event."""
-        if sentence:
-            logger.warning("%s", sentence[:500])
-            notice = Notify(user=ANY, notice=Notice.DEVICE, lease="", sentence=sentence[:500])
-            with contextlib.suppress(StoreError):
-                self.store.add_notices(None, [notice])
-                self._wake()
-
-    def _node_of_slice(self, ident: str) -> str:
-        lease = self.pool.leases.get(ident.rpartition("/")[0])
-        if lease is not None and ident in lease.slices:
-            return lease.slices[ident].node
-        for name, record in self.pool.nodes.items():
-            if ident in record.ghosts or ident in record.strangers:
-                return name
-        return ""
-
-    def _node_of_device(self, uuid: str) -> str:
-        record = self.pool.devices.get(uuid)
-        return record.device.node if record else ""
-
-    def _take_readings(self, node: str, report: Message) -> None:
-        now = time.monotonic()
-        for data in report.get("readings") or ():
-            try:
-                reading = decode(Reading, data)
-            except ValueError as error:
-                logger.warning("A reading of %s is not taken: %s", node, error)
-                continue
-            if self._node_of_device(reading.device) == node:
-                self._readings[reading.device] = reading
-                self._read_at[reading.device] = now
-                self._idleness.seen(reading, self.clock.now())
-        self._wake()
+        self.wake()
 
     # ---------------------------------------------------------------------------------------- the API's side
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let everybody look who waits for a change."""
         old, self._changed = self._changed, asyncio.Event()
         old.set()
 
@@ -405,7 +277,7 @@ class Controller:
 
     def reading_age(self, device: str) -> float:
         """Return how old the last reading of a device is, in seconds; infinite where there is none."""
-        return time.monotonic() - self._read_at.get(device, float("-inf"))
+        return self.hearing.age(device)
 
     def connection(self, lease: str) -> dict[str, Any] | None:
         """Return how a lease's scheduler is reached, with its credentials; None: it does not run."""
@@ -428,7 +300,7 @@ class Controller:
 
     async def drill(self, device: str, xid: int) -> str:
         """Break a device for practice (`xid` 0: make it good again); return "" or why not."""
-        node = self._node_of_device(device)
+        node = self.hearing.node_of_device(device)
         if not self.agents.connected(node):
             return f"{node or 'The node of ' + device} is not connected: wait until its agent is back."
         answer = await self.agents.ask(node, {"order": "drill", "device": device, "xid": xid}, ANSWER)

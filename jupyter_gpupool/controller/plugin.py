@@ -63,7 +63,7 @@ class PoolScheduler(Scheduler):
             extensions={"spans": SpansSchedulerExtension},
             plugins=(GPUPoolPlugin(controller),),
         )
-        wire.shut(self, "controller", {wire.OP: controller.on_reports})
+        wire.shut(self, "controller", {wire.OP: controller.hearing.on_reports})
         wire.quieten(self)
 
     def start_http_server(self, *_arguments: Any, **_more: Any) -> None:
