@@ -29,6 +29,10 @@ MOST_MEMORY = 10**18
 #: A hundred years: longer is a slip as well.
 MOST_TIME = 36_500 * DAY
 TEXT_LENGTH = 256
+_PART = re.compile(r"([0-9.]+) *([A-Za-z]+)")
+#: Units of time that people write and Dask does not read.
+_UNITS = {"sec": "s", "secs": "s", "min": "m", "mins": "m", "hr": "h", "hrs": "h"}
+_DURATION = re.compile(r"(-?)((?:[0-9.]+ *[A-Za-z]+ *)+)")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -191,14 +195,13 @@ def duration(value: Any) -> int:
 def _milliseconds(value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str) or len(str(value)) > 40:
         return None
-    parts = re.findall(r"[0-9.]+\s*[A-Za-z]+", value) if isinstance(value, str) else []
-    joined = (
-        "".join(parts) == re.sub(r"(?<=[A-Za-z])\s+", "", value.strip()) if isinstance(value, str) else False
-    )
     try:
-        seconds = sum(map(parse_timedelta, parts)) if joined else parse_timedelta(value)
-        return int(round(float(seconds), 3) * 1000)
-    except (ValueError, OverflowError, KeyError, IndexError):
+        if isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
+            parts = [(number, _UNITS.get(unit.lower(), unit)) for number, unit in _PART.findall(match[2])]
+            seconds = sum(float(parse_timedelta(number + unit)) for number, unit in parts)
+            return round((-1 if match[1] else 1) * seconds * 1000)
+        return round(float(value) * 1000)
+    except (ValueError, OverflowError, KeyError):
         return None
 
 

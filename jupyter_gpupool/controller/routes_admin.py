@@ -132,13 +132,13 @@ def resolve(pool: Pool, target: str) -> str:
         raise Problem(
             Trouble.NOT_FOUND,
             f"The pool has no node or device {shown(target)}.",
-            f"Its nodes: {', '.join(sorted(pool.nodes)) or 'none yet'}; devices are called node/gpu0….",
+            f"Its nodes: {', '.join(sorted(pool.nodes)) or 'none yet'}; devices are called node/gpu0.",
         )
     return names[target]
 
 
 async def stop(call: Call) -> Answer:
-    """End the controller; unless everything is to end, leases go on and are found again when it is started."""
+    """End the controller; leases go on and are found again at its next start, unless everything is to end."""
     said = _read(call, STOP)
     why = said.get("why") or f"stopped by {call.asker.user}"
     end = functools.partial(call.controller.stop, why, everything=said.get("everything", False))
