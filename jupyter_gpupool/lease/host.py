@@ -18,7 +18,7 @@ import dask
 from jupyter_gpupool.core.faults import Fault, is_hardware
 from jupyter_gpupool.core.model import Verdict
 from jupyter_gpupool.lease.link import Link, ask
-from jupyter_gpupool.lease.settings import SETTINGS, security
+from jupyter_gpupool.lease.settings import PATIENCE, SETTINGS, security
 from jupyter_gpupool.lease.worker import LeaseWorker
 
 logger = logging.getLogger(__name__)
@@ -157,18 +157,23 @@ class _Host:
 
         async def on_exit(exitcode: int) -> None:
             if nanny.status.name == "running" and not self._stopped.is_set():
-                question = {
-                    "report": "suspect",
-                    "slice": self._spec["slice"],
-                    "error": f"exit status {exitcode}",
-                }
-                answer = await ask(self._spec["socket"], question, 2.5)
-                if answer is not None and is_hardware(Fault.HARDWARE, Verdict(answer["verdict"])):
-                    logger.warning("the worker is not started again: %s", answer.get("sentence", ""))
-                    nanny.close_gracefully(reason="device-failed")
+                await self._judge_death(nanny, exitcode)
             await restart(exitcode)
 
         nanny._on_worker_exit = on_exit  # noqa: SLF001 - as above
+
+    async def _judge_death(self, nanny: Any, exitcode: int) -> None:
+        hardware = False
+        if exitcode != 0:
+            question = {"report": "suspect", "slice": self._spec["slice"], "error": f"exit status {exitcode}"}
+            answer = await ask(self._spec["socket"], question, PATIENCE) or {}
+            hardware = is_hardware(Fault.HARDWARE, Verdict(answer.get("verdict", Verdict.FINE)))
+            if hardware:
+                logger.warning("the worker is not started again: %s", answer.get("sentence", ""))
+                nanny.close_gracefully(reason="device-failed")
+        with contextlib.suppress(OSError, TimeoutError):
+            told = nanny.scheduler.gpupool_death(part=self._spec["slice"], hardware=hardware)
+            await asyncio.wait_for(told, PATIENCE)
 
 
 def make_cluster(spec: dict[str, Any]) -> Any:

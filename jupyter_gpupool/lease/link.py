@@ -101,6 +101,20 @@ async def ask(path: str, question: dict[str, Any], timeout_s: float) -> dict[str
     return answer if isinstance(answer, dict) else None
 
 
+async def tell(path: str, report: dict[str, Any]) -> None:
+    """Tell the agent one thing on a connection of its own; nobody minds if there is none.
+
+    Args:
+        path: The socket.
+        report: What to tell.
+    """
+    with contextlib.suppress(OSError):
+        _, writer = await asyncio.open_unix_connection(path)
+        writer.write(encode(report))
+        writer.close()
+        await writer.wait_closed()
+
+
 def encode(message: dict[str, Any]) -> bytes:
     """Write a message as one line."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"

@@ -1,16 +1,35 @@
-"""What a lease's scheduler does for the pool: lets workers go without losing work, and says how it fares."""
+"""What a lease's scheduler does for the pool: lets workers go without losing work, and says how it fares.
+
+It takes the agent's orders, and hears the lease's own workers where one finds its device failed or its
+process spoilt.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 from distributed import SchedulerPlugin
+from distributed.core import Status
+
+from jupyter_gpupool.core.model import DrainMode
+from jupyter_gpupool.lease.deaths import Deaths
+from jupyter_gpupool.lease.drain import STIMULUS, Drained, Retirement, drop
+from jupyter_gpupool.lease.idle import IdleWatch
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from jupyter_gpupool.lease.link import Link
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that the error of a spoilt worker's task has to reach the scheduler before the worker is taken out.
+_ERROR_FIRST = 1.0
+#: Of so many drained slices an agent that is new is told.
+_TOLD = 100
 
 
 class LeasePlugin(SchedulerPlugin):
@@ -23,10 +42,18 @@ class LeasePlugin(SchedulerPlugin):
         self._link: Link | None = None
         self._scheduler: Any = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._retiring: dict[str, Retirement] = {}
+        #: What it cost to drain each slice; a worker of one of these is never let in again.
+        self._drained: dict[str, Drained] = {}
+        self.deaths: Deaths
+        self.idle: IdleWatch
+
+    # -------------------------------------------------------------------------------------------- the agent's
 
     def state(self) -> dict[str, Any]:
         """Everything that a new agent must know."""
-        return self._state
+        told = list(self._drained.items())[-_TOLD:]
+        return {**self._state, "drained": [_report(part, drained) for part, drained in told]}
 
     def attach(self, link: Link) -> None:
         """Say what happens over this link."""
@@ -40,16 +67,143 @@ class LeasePlugin(SchedulerPlugin):
         """Note that the scheduler could not be started."""
         self._state = {"report": "failed", "why": why}
 
-    async def start(self, scheduler: Any) -> None:
-        """Dask's hook: the scheduler starts."""
-        self._scheduler = scheduler
-
     def obey(self, order: dict[str, Any]) -> None:
-        """Carry out an agent's order."""
-        if order.get("order") == "end":
+        """Carry out an agent's order, which may come twice."""
+        if order["order"] == "drain":
+            self._drain(
+                order["slice"], order["mode"], int(order.get("deadline_in") or 0), order.get("why", "")
+            )
+        elif order["order"] == "end":
             self._do(self._scheduler.close(reason="lease-ended"))
+
+    # ------------------------------------------------------------------------------------------- Dask's hooks
+
+    async def start(self, scheduler: Any) -> None:
+        """Hook: the scheduler starts."""
+        self._scheduler = scheduler
+        self.deaths = Deaths(scheduler)
+        self.idle = IdleWatch(scheduler, self._say)
+        self.idle.start()
+        scheduler.handlers.update(
+            gpupool_lost=self.lost, gpupool_death=self.death, gpupool_spoilt=self.spoilt
+        )
+        answer = scheduler.stream_handlers.get("steal-response")
+
+        def on_answer(*, key: Any, state: str | None, stimulus_id: str, worker: str | None = None) -> None:
+            if stimulus_id.startswith(STIMULUS):
+                self._answered(key, state, stimulus_id, worker)
+            elif answer is not None:
+                answer(key=key, state=state, stimulus_id=stimulus_id, worker=worker)
+
+        scheduler.stream_handlers["steal-response"] = on_answer
+
+    def add_worker(self, scheduler: Any, worker: str) -> None:
+        """Hook: a worker has registered. One whose slice has been drained gets no task and is sent away."""
+        found = scheduler.workers[worker]
+        if str(found.name) in self._drained:
+            scheduler.handle_worker_status_change(Status.closing_gracefully, found, f"{STIMULUS}late")
+            self._do(drop(scheduler, found, "its slice has been drained"))
+
+    async def before_close(self) -> None:
+        """Hook: the scheduler ends."""
+        self.idle.stop()
+        for task in list(self._tasks):
+            if task is not asyncio.current_task():
+                self._tasks.discard(task)
+
+    # --------------------------------------------------------------------------- what the lease's workers say
+
+    async def lost(self, part: str, why: str) -> None:
+        """Take out a worker whose node says that its device has failed.
+
+        Args:
+            part: The slice.
+            why: The verdict's sentence.
+        """
+        await self._now(part, why)
+
+    async def death(self, part: str, *, hardware: bool) -> None:
+        """Hear whose fault a worker's death was.
+
+        Args:
+            part: The slice.
+            hardware: The node says that the device has failed.
+        """
+        self.deaths.settle(part, hardware=hardware)
+
+    async def spoilt(self, part: str, key: Any, why: str) -> None:
+        """Take out a worker whose process is spoilt; its host starts it anew on the same device.
+
+        Args:
+            part: The slice.
+            key: The task whose error told of it, and must be heard first.
+            why: For the log.
+        """
+        worker = self._find(part)
+        if worker is None:
+            return
+        scheduler = self._scheduler
+        scheduler.handle_worker_status_change(Status.closing_gracefully, worker, f"{STIMULUS}spoilt")
+        deadline = time.monotonic() + _ERROR_FIRST
+        while time.monotonic() < deadline and any(task.key == key for task in worker.processing):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await drop(scheduler, worker, why, close=False)
+
+    # ----------------------------------------------------------------------------------------------- draining
+
+    def _drain(self, part: str, mode: str, deadline_in: int, why: str) -> None:
+        if part in self._drained:
+            self._say(_report(part, self._drained[part]))
+        elif mode == DrainMode.NOW:
+            self._do(self._now(part, why))
+        elif part not in self._retiring:
+            self._do(self._finish(part, deadline_in / 1000, why))
+
+    async def _now(self, part: str, why: str) -> None:
+        if part not in self._drained:
+            self._drained[part] = Drained()  # from here on nobody of this slice gets in
+            worker = self._find(part)
+            if worker is not None:
+                self._drained[part] = await drop(self._scheduler, worker, why)
+        self._say(_report(part, self._drained[part]))
+
+    async def _finish(self, part: str, deadline_s: float, why: str) -> None:
+        worker = self._find(part)
+        drained = Drained()
+        if worker is not None:
+            retirement = self._retiring[part] = Retirement(self._scheduler, worker, deadline_s, why)
+            try:
+                drained = await retirement.run()
+            finally:
+                del self._retiring[part]
+        # Meanwhile the device may have failed for good, and the worker have been dropped.
+        self._drained.setdefault(part, drained)
+        self._say(_report(part, self._drained[part]))
+
+    def _answered(self, key: Any, state: str | None, stimulus: str, worker: str | None) -> None:
+        for part, retirement in self._retiring.items():
+            found = self._find(part)
+            if found is not None and found.address == worker:
+                retirement.answered(key, state, stimulus)
+
+    def _find(self, part: str) -> Any:
+        """Find the worker of a slice; None if there is none now."""
+        return self._scheduler.workers.get(self._scheduler.aliases.get(part))
+
+    def _say(self, report: dict[str, Any]) -> None:
+        if self._link is not None:
+            self._link.send(report)
 
     def _do(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("an order could not be carried out", exc_info=task.exception())
+
+
+def _report(part: str, drained: Drained) -> dict[str, Any]:
+    return {"report": "drained", "slice": part, "forced": drained.forced, "lost": drained.lost}

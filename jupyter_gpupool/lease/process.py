@@ -35,13 +35,15 @@ def padded(mark: str) -> str:
     return mark.ljust(WIDTH, ".")
 
 
-def enter(mark: str, environ: dict[str, str]) -> None:
+def enter(mark: str, log: str, environ: dict[str, str]) -> None:
     """Make this freshly forked process one of a lease's.
 
     Args:
         mark: Whose it is.
+        log: Path of the file that takes what it says.
         environ: Variables for it and for what it starts.
     """
+    _write_to(log)
     with contextlib.suppress(PermissionError):  # it leads one already
         os.setsid()
     os.environ.update(environ)
@@ -50,6 +52,14 @@ def enter(mark: str, environ: dict[str, str]) -> None:
         logger.debug("the mark could not be written into the environment that /proc shows")
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
+def _write_to(log: str) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(log, flags, 0o600)
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    os.close(descriptor)
 
 
 def _overwrite(mark: str) -> bool:

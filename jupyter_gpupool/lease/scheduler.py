@@ -15,15 +15,17 @@ import socket
 import ssl
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import dask
 from distributed import Scheduler
+from distributed.scheduler import DEFAULT_EXTENSIONS
 from tornado.web import ErrorHandler
 
 from jupyter_gpupool.lease.link import Link
 from jupyter_gpupool.lease.plugin import LeasePlugin
 from jupyter_gpupool.lease.settings import SETTINGS, security
+from jupyter_gpupool.lease.shuffles import LeaseShuffles
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +40,28 @@ class LeaseScheduler(Scheduler):
 
     def __init__(self, *, secret: str, dashboard_tls: ssl.SSLContext | None, **options: Any) -> None:
         self._dashboard_tls = dashboard_tls
-        super().__init__(**options)
+        known = {**DEFAULT_EXTENSIONS, "shuffle": LeaseShuffles}
+        if not dask.config.get("distributed.scheduler.work-stealing"):
+            known.pop("stealing", None)
+        super().__init__(extensions=known, **options)
         # Routes and `prepare` would miss Bokeh's pages and websockets, which are applications of their own.
         guard_http(self.http_application, secret)
+
+    @property
+    def pool(self) -> LeasePlugin:
+        """The pool's plugin."""
+        return cast("LeasePlugin", self.plugins[LeasePlugin.name])
+
+    async def remove_worker(
+        self, address: str, *, stimulus_id: str, expected: bool = False, close: bool = True
+    ) -> Any:
+        """Remove a worker; one that died is held against nobody before it is known why."""
+        worker = self.workers.get(self.coerce_address(address))
+        tasks = [] if worker is None else list(worker.processing)
+        answer = await super().remove_worker(address, stimulus_id=stimulus_id, expected=True, close=close)
+        if worker is not None and not expected:
+            self.pool.deaths.note(worker, tasks)
+        return answer
 
     def start_http_server(
         self, routes: Any, dashboard_address: Any, default_port: int = 0, ssl_options: Any = None
@@ -118,6 +139,7 @@ async def _start(spec: dict[str, Any], plugin: LeasePlugin) -> LeaseScheduler:
             http_prefix=options.get("dashboard_prefix", "/"),
             security=keys,
             plugins=[plugin],
+            local_directory=spec["directory"],
         )
         try:
             await scheduler

@@ -36,6 +36,8 @@ SETTINGS: dict[str, Any] = {
     "distributed.worker.memory.monitor-interval": "500ms",
 }
 
+#: Seconds that a task's error is held back until the node's verdict.
+PATIENCE = 2.5
 #: Between two heartbeats of a worker, in milliseconds; Dask's half a second is for clusters of another kind.
 HEARTBEAT = 2000
 

@@ -1,14 +1,34 @@
-"""The worker class of a lease: Dask's worker, which can be told from others by what it leaves behind."""
+"""The worker class of a lease: holds back a task's error while it is not known whether the GPU has failed.
+
+Dask sees a failing GPU first as a task error, and a task error is final. So an error that looks like CUDA's
+waits, in the task's own slot, until the worker's node has read and judged the device. If it is the GPU's, the
+worker leaves and the task runs elsewhere; if it is the program's, the error passes on, and a process that
+CUDA has spoilt is started anew before it takes another task.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 
-from distributed import Worker
+from distributed import Status, Worker
+from distributed.comm import CommClosedError
+from distributed.core import clean_exception
+from distributed.worker_state_machine import ExecuteFailureEvent, RescheduleEvent
 
+from jupyter_gpupool.core.faults import SUSPECT, Fault, classify_error, is_hardware, needs_restart
+from jupyter_gpupool.core.model import Verdict
 from jupyter_gpupool.lease import process
-from jupyter_gpupool.lease.settings import HEARTBEAT
+from jupyter_gpupool.lease.link import ask, tell
+from jupyter_gpupool.lease.settings import HEARTBEAT, PATIENCE
+
+if TYPE_CHECKING:
+    from distributed.worker_state_machine import StateMachineEvent
+
+logger = logging.getLogger(__name__)
 
 
 class LeaseWorker(Worker):
@@ -17,8 +37,12 @@ class LeaseWorker(Worker):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         # A Nanny's worker is forked from the launcher's forkserver: nothing but this says whose it is.
         if mark := os.environ.get(process.MARK, "").rstrip("."):
-            process.enter(mark, {})
+            process.enter(mark, os.environ["GPUPOOL_LOG"], {})
         super().__init__(*arguments, **options)
+        self._socket = os.environ.get("GPUPOOL_SOCKET", "")
+        self._worked = False
+        #: It is to end, and must not take another task.
+        self._leaving = False
 
     async def heartbeat(self) -> None:
         """Say that the worker is alive, less often than Dask would."""
@@ -26,6 +50,113 @@ class LeaseWorker(Worker):
         callback = self.periodic_callbacks["heartbeat"]
         callback.callback_time = max(callback.callback_time, HEARTBEAT)
 
+    async def execute(self, key: Any, *, stimulus_id: str) -> StateMachineEvent:
+        """Run a task; hold its error back while the GPU is suspected."""
+        if not self._worked:
+            self._worked = True
+            report = {"report": "first_task", "slice": self.name}
+            self._ongoing_background_tasks.call_soon(tell, self._socket, report)
+        event = await super().execute(key, stimulus_id=stimulus_id)
+        if not isinstance(event, ExecuteFailureEvent):
+            return event
+        if await self._judge(_unpack(event.exception), key):
+            return RescheduleEvent(key=key, stimulus_id=f"gpupool-device-failed-{time.time()}")
+        return event
+
+    async def get_data(
+        self, comm: Any, keys: Any, who: str | None = None, serializers: list[str] | None = None
+    ) -> Any:
+        """Serve results; where one cannot be read off the GPU any more the worker counts as gone."""
+        try:
+            return await super().get_data(_Strict(comm), keys, who, serializers)
+        except OSError:
+            raise
+        except Exception as error:
+            if classify_error(error) not in SUSPECT:
+                return await super().get_data(
+                    comm, keys, who, serializers
+                )  # as Dask has it: the peer is told
+            await self._judge(error, None)
+            comm.abort()
+            raise CommClosedError(f"results on {self.name} cannot be read: {error}") from error
+
+    async def actor_execute(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """Call an actor; its caller gets its error, and the node hears of one that may be the GPU's."""
+        answer: dict[str, Any] = await super().actor_execute(*arguments, **options)
+        if answer.get("status") == "error":
+            self._ongoing_background_tasks.call_soon(self._judge, _unpack(answer["exception"]), None)
+        return answer
+
+    async def _judge(self, error: BaseException, key: Any) -> bool:
+        """Say whether an error is the GPU's; the worker is out when the answer is yes."""
+        fault = classify_error(error)
+        if fault not in SUSPECT:
+            return False
+        question = {"report": "suspect", "slice": self.name, "fault": fault, "error": f"{error}"[:1000]}
+        answer = await ask(self._socket, question, PATIENCE) or {}
+        verdict = Verdict(answer.get("verdict", Verdict.FINE))
+        logger.warning("%s looks like the GPU's fault; its node says: %s", error, verdict)
+        if is_hardware(fault, verdict):
+            await self._leave(answer.get("sentence", ""))
+            return True
+        if needs_restart(fault) and not self._leaving:
+            self._shut_door()
+            self._ongoing_background_tasks.call_soon(self._start_anew, fault, key)
+        return False
+
+    def _shut_door(self) -> None:
+        """Take no further task; unlike a pause, this is not undone by the memory monitor."""
+        self._leaving = True
+        if self._status == Status.running:
+            self.status = Status.closing_gracefully
+
+    async def _leave(self, why: str) -> None:
+        """Have the scheduler take this worker out before a task goes back: it would be sent here again."""
+        self._shut_door()
+        try:
+            await asyncio.wait_for(self.scheduler.gpupool_lost(part=self.name, why=why), PATIENCE)
+        except (OSError, TimeoutError):
+            logger.exception("the scheduler could not be told that this worker's GPU has failed")
+
+    async def _start_anew(self, fault: Fault, key: Any) -> None:
+        """Have this process replaced on the same GPU; its CUDA context answers wrongly from now on."""
+        why = f"its CUDA context is spoilt ({fault})"
+        try:
+            await self.scheduler.gpupool_spoilt(part=self.name, key=key, why=why)
+        finally:
+            async with self.rpc(self.nanny) as nanny:
+                await nanny.restart(reason=why)
+
+
+def _unpack(exception: Any) -> BaseException:
+    """Read a task's exception as Dask has packed it; its causes are in it."""
+    return clean_exception(getattr(exception, "data", exception))[1] or Exception()
+
+
+class _Strict:
+    """A comm that raises where a result cannot be serialised; Dask's sends the traceback instead."""
+
+    def __init__(self, comm: Any) -> None:
+        self._comm = comm
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+    async def write(self, message: Any, serializers: list[str] | None = None, on_error: str = "raise") -> Any:
+        del on_error
+        return await self._comm.write(message, serializers=serializers, on_error="raise")
+
 
 def dask_setup(worker: Any) -> None:
-    """Open NVML before dask-cuda's own preload needs it: Dask's monitoring, which would, is off."""
+    """Open NVML before dask-cuda's own preload needs it: Dask's monitoring, which would, is off.
+
+    Args:
+        worker: The worker, which is starting.
+    """
+    del worker
+    from dask_cuda.utils import get_gpu_handle
+
+    try:
+        get_gpu_handle(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0])
+    except Exception as error:  # noqa: BLE001 - a device that is gone is found by its first task and its node
+        logger.warning("NVML does not know this worker's GPU: %s", error)

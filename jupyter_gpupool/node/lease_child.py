@@ -13,13 +13,11 @@ def run(order: dict[str, Any]) -> None:
 
     Args:
         order: mark, environ, log (path), umask, folder (working directory or ""), target ("module:function")
-        and spec
-            (its argument).
+            and spec (its argument).
     """
-    _write_to(order["log"])
-    # By name: how a lease's processes behave is that room's business, and it is loaded in the forkserver
-    # already.
-    importlib.import_module("jupyter_gpupool.lease.process").enter(order["mark"], order["environ"])
+    # By name: how a lease's processes behave is that room's business. The forkserver has loaded it already.
+    process = importlib.import_module("jupyter_gpupool.lease.process")
+    process.enter(order["mark"], order["log"], order["environ"])
     os.umask(order["umask"])
     if order["folder"]:
         os.chdir(order["folder"])
@@ -30,11 +28,3 @@ def run(order: dict[str, Any]) -> None:
 
 def nothing() -> None:
     """Do nothing, in a process that shows that the forkserver is ready."""
-
-
-def _write_to(log: str) -> None:
-    """Send what the process says to its log."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    for standard in (1, 2):
-        os.dup2(descriptor, standard)
-    os.close(descriptor)

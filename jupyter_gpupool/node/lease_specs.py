@@ -59,6 +59,7 @@ def worker_spec(table: Table, part: Slice, order: dict[str, Any], common: dict[s
             "GPUPOOL_LEASE": order["lease"],
             "GPUPOOL_SLICE": part.id,
             "GPUPOOL_SOCKET": str(table.socket(part.id)),
+            "GPUPOOL_LOG": str(table.log(table.entries[part.id])),
             guard.MARK: table.mark(part.id),
         },
         **_spec(table, order, part.id, common),

@@ -136,7 +136,7 @@ class Leases:
         )
 
     def present(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Answer with what is here now: slices whose processes have not been seen gone, and living schedulers."""
+        """Answer with what is here: slices whose processes have not been seen gone, and live schedulers."""
         entries = list(self._table.entries.values())
         return (
             tuple(each.key for each in entries if not each.is_scheduler),
@@ -263,8 +263,13 @@ class Leases:
             self._table.save()
             try:
                 await self._launch(entry, order.get("options") or {}, make_spec())
-            except (LaunchError, OSError, ValueError, KeyError) as error:
+            except LaunchError as error:
                 self._fail(entry, str(error))
+                return
+            except Exception as error:
+                # Whatever it is: the pool must hear of it, or it would wait for ever.
+                logger.exception("%s could not be started", entry.key)
+                self._fail(entry, f"it could not be started: {type(error).__name__}: {error}")
                 return
             self._do(self._watch(entry))
 

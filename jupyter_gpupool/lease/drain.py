@@ -1,0 +1,184 @@
+"""How a worker leaves its lease: at once where its device is gone, or its tasks ended and its data moved.
+
+`retire_workers` alone would not do: it has no deadline, starts running tasks a second time elsewhere, leaves
+queued ones stuck, moves no data at all where there is an actor, and gives up where no other worker is there
+yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from distributed.active_memory_manager import (
+    ActiveMemoryManagerExtension,
+    ActiveMemoryManagerPolicy,
+    Suggestion,
+)
+from distributed.core import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from distributed.scheduler import Scheduler, TaskState, WorkerState
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks at a worker that is leaving.
+_LOOK = 0.1
+#: Beginning of the stimulus of our own requests for a task back from a worker.
+STIMULUS = "gpupool-drain-"
+
+
+@dataclass
+class Drained:
+    """What it cost to let a worker go."""
+
+    #: Keys of tasks that the deadline cut off; they run a second time elsewhere.
+    forced: list[str] = field(default_factory=list)
+    #: Keys of what is lost for good: scattered data, actors.
+    lost: list[str] = field(default_factory=list)
+
+
+async def drop(scheduler: Scheduler, worker: WorkerState, why: str, *, close: bool = True) -> Drained:
+    """Take a worker out at once; its tasks run again elsewhere, and nobody is blamed.
+
+    Args:
+        scheduler: The lease's.
+        worker: The worker.
+        why: For the log.
+        close: Tell it to end; otherwise its host starts it anew.
+    """
+    drained = Drained(lost=[str(task.key) for task in _unique(worker) if _is_lost(task)])
+    lift_restrictions(scheduler, worker.address)
+    logger.warning("worker %s (%s) leaves at once: %s", worker.name, worker.address, why)
+    stimulus = f"{STIMULUS}drop-{time.time()}"
+    await scheduler.remove_worker(worker.address, expected=True, close=close, stimulus_id=stimulus)
+    return drained
+
+
+def lift_restrictions(scheduler: Scheduler, address: str) -> None:
+    """Let tasks that may run only on this worker run on any: they would wait for ever.
+
+    Args:
+        scheduler: The lease's.
+        address: The worker that leaves.
+    """
+    for task in scheduler.tasks.values():
+        if task.worker_restrictions and address in task.worker_restrictions:
+            others = task.worker_restrictions - {address}
+            task.worker_restrictions = others & set(scheduler.workers) or None
+
+
+def _unique(worker: WorkerState) -> list[TaskState]:
+    """What is in no other worker's memory."""
+    return [task for task in worker.has_what if len(task.who_has or ()) == 1]
+
+
+def _is_lost(task: TaskState) -> bool:
+    """Whether it cannot be computed again."""
+    return bool(task.actor) or not task.run_spec
+
+
+class _Move(ActiveMemoryManagerPolicy):
+    """Copy what is only on leaving workers to workers that stay; an actor stays behind."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def run(self) -> Iterator[Suggestion]:
+        scheduler = self.manager.scheduler
+        worker = scheduler.workers.get(self._address)
+        for task in list(worker.has_what) if worker else ():
+            if not task.actor and not (task.who_has or set()) & scheduler.running:
+                yield Suggestion("replicate", task)
+
+
+class Retirement:
+    """One worker that leaves with its tasks ended and its data moved, up to a deadline."""
+
+    def __init__(self, scheduler: Scheduler, worker: WorkerState, deadline_s: float, why: str) -> None:
+        self._scheduler = scheduler
+        self._worker = worker
+        self._deadline = time.monotonic() + deadline_s
+        self._why = why
+        #: Keys of tasks that the worker has begun, as it says.
+        self._begun: set[Any] = set()
+        self._memory = ActiveMemoryManagerExtension(
+            scheduler, policies={_Move(worker.address)}, register=False, start=False
+        )
+
+    async def run(self) -> Drained:
+        """Let the worker finish, and answer with what could not be."""
+        logger.info("worker %s is to leave: %s", self._worker.name, self._why)
+        shuffles = self._scheduler.extensions["shuffle"]
+        shuffles.leaving.add(self._worker.address)
+        try:
+            # Outputs of a shuffle can be read on this worker only, so it works normally until they are.
+            while self._goes_on() and shuffles.involves(self._worker.address):  # noqa: ASYNC110
+                await asyncio.sleep(_LOOK)
+            if self._goes_on():
+                self._close_door()
+            while self._goes_on() and self._has_more():
+                self._take_back()
+                self._memory.run_once()
+                await asyncio.sleep(_LOOK)
+            return await self._let_go()
+        finally:
+            shuffles.leaving.discard(self._worker.address)
+
+    def answered(self, key: Any, state: str | None, stimulus: str) -> None:
+        """Hear what became of a task that was asked back.
+
+        Args:
+            key: The task's.
+            state: What the worker had it in; it has given it up unless it had begun.
+            stimulus: Of the request.
+        """
+        if state in ("ready", "constrained", "waiting", "released", None):
+            # The worker is no candidate any more, so it goes elsewhere, or waits where there is nobody.
+            address = self._worker.address
+            self._scheduler._reschedule(key, address, stimulus_id=stimulus)  # noqa: SLF001 - as stealing does
+            self._scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus)
+        elif state in ("executing", "long-running"):
+            self._begun.add(key)
+
+    def _goes_on(self) -> bool:
+        there = self._scheduler.workers.get(self._worker.address) is self._worker
+        return there and time.monotonic() < self._deadline
+
+    def _close_door(self) -> None:
+        """Let nothing new in: for the scheduler now, for the worker as soon as it hears."""
+        stimulus = f"{STIMULUS}close-{time.time()}"
+        lift_restrictions(self._scheduler, self._worker.address)
+        self._scheduler.handle_worker_status_change(Status.closing_gracefully, self._worker, stimulus)
+        message = {"op": "worker-status-change", "status": "closing_gracefully", "stimulus_id": stimulus}
+        self._scheduler.worker_send(self._worker.address, message)
+
+    def _has_more(self) -> bool:
+        return bool(self._worker.processing) or any(True for _ in self._stranded())
+
+    def _stranded(self) -> Iterator[TaskState]:
+        """What no worker that stays has a copy of; an actor cannot be copied, and is waited for."""
+        running = self._scheduler.running
+        return (task for task in self._worker.has_what if not (task.who_has or set()) & running)
+
+    def _take_back(self) -> None:
+        """Ask for the tasks that the worker has and has not begun; what it has begun, it ends."""
+        for task in list(self._worker.processing):
+            if task.key not in self._begun:
+                stimulus = f"{STIMULUS}{self._worker.address}-{task.run_id}"
+                message = {"op": "steal-request", "key": task.key, "stimulus_id": stimulus}
+                self._scheduler.worker_send(self._worker.address, message)
+
+    async def _let_go(self) -> Drained:
+        if self._scheduler.workers.get(self._worker.address) is not self._worker:
+            return Drained()  # it has gone by itself; Dask has seen to it
+        forced = [str(task.key) for task in self._worker.processing]
+        forced += [str(task.key) for task in self._stranded() if not _is_lost(task)]
+        drained = await drop(self._scheduler, self._worker, self._why)
+        drained.forced = forced
+        return drained
