@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from jupyter_gpupool.core.model import DAY, HOUR, MINUTE, SECOND, NvmlEvent, Rea
 from jupyter_gpupool.core.rules import Case
 from jupyter_gpupool.core.xids import XIDS, XidClass, lookup
 
+from .health_tables import PAGE, rendered
 from .judging import SOUND, Bench, gpus
 
 FINE, WATCH, RESTART, RETIRE, EVACUATE, GONE = Verdict
@@ -773,3 +775,15 @@ def test_history_is_bounded_however_often_the_driver_speaks():
 def test_a_snapshot_of_another_version_is_refused_with_what_to_do():
     with pytest.raises(ValueError, match="start without it"):
         Judge.restore({"version": 0})
+
+
+def test_the_page_about_health_has_the_rules_and_numbers_of_the_code():
+    """Write them anew with `python -m tests.health_tables`."""
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == rendered(page)
+
+
+def test_every_threshold_says_what_it_is_and_where_it_comes_from():
+    for each in fields(Thresholds):
+        assert each.metadata["says"]
+        assert each.metadata["source"]
