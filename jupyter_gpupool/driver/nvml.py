@@ -22,8 +22,8 @@ import pynvml
 
 from jupyter_gpupool.core.model import Device, Instance, NvmlEvent, Reading
 from jupyter_gpupool.driver import links, partitions
-from jupyter_gpupool.driver.abi import EVENT_TYPES, NO_INSTANCE
-from jupyter_gpupool.driver.errors import LACKING, OF_DEVICE, DriverError, name_of, optional, text
+from jupyter_gpupool.driver.errors import OF_DEVICE, DriverError, name_of, optional, text
+from jupyter_gpupool.driver.events import Events
 from jupyter_gpupool.driver.products import short_model
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Driver", "DriverError", "prepare", "reason_unavailable", "short_model", "use_library"]
 
-#: Kinds of NVML events that are worth telling; single-bit errors, clocks and power states are not.
-_TOLD = {value: kind for kind, value in EVENT_TYPES.items() if kind not in ("ecc_single", "pstate", "clock")}
 _RECOVERY_ACTION = 230
 
 
@@ -63,7 +61,7 @@ def prepare() -> str:
         Why it cannot be used, in one sentence; "" if it can.
     """
     search = pynvml.nvmlDeviceGetHandleByUUID
-    if not hasattr(search, "__wrapped__"):
+    if not hasattr(search, "past_lost"):
         pynvml.nvmlDeviceGetHandleByUUID = _past_lost_neighbours(search)
     try:
         pynvml.nvmlInit()
@@ -90,6 +88,7 @@ def _past_lost_neighbours(search: Callable[[bytes], Any]) -> Callable[[bytes], A
                 raise
             return found
 
+    find.past_lost = True  # type: ignore[attr-defined]  # so that it is done once
     return find
 
 
@@ -104,11 +103,6 @@ def _working() -> Iterator[Any]:
 
 def _ask(handle: Any, call: Callable[..., Any], *arguments: Any) -> Any:
     return optional(pynvml.NVMLError, call, handle, *arguments)
-
-
-def _address(handle: Any) -> int:
-    """The number behind an opaque handle, by which two of them compare."""
-    return pynvml.cast(handle, pynvml.c_void_p).value or 0
 
 
 @contextlib.contextmanager
@@ -132,8 +126,7 @@ class Driver:
         self._handles: dict[str, Any] = {}
         self._pci: dict[str, str] = {}
         self._ends: dict[str, tuple[str, ...]] = {}
-        self._events: Any = None
-        self._registered: dict[int, str] = {}
+        self._events = Events(pynvml)
 
     def open(self) -> None:
         """Initialise NVML.
@@ -152,7 +145,7 @@ class Driver:
             if not self._open:
                 return
             self._open = False
-            self._drop_events()
+            self._events.drop()
             self._handles.clear()
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlShutdown()
@@ -229,9 +222,11 @@ class Driver:
         return tuple(found)
 
     def _look_at_links(self, uuid: str) -> None:
-        if uuid not in self._ends:
-            handle = self._handles[uuid]
-            with contextlib.suppress(pynvml.NVMLError):
+        if uuid in self._ends:
+            return
+        handle = self._handles[uuid]
+        with contextlib.suppress(pynvml.NVMLError):
+            if not partitions.enabled(pynvml, handle):  # in MIG mode they all read as down
                 self._ends[uuid] = links.ends(pynvml, handle, links.count(pynvml, handle))
 
     def _describe(self, uuid: str, node: str, peers: list[str]) -> Device:
@@ -362,61 +357,8 @@ class Driver:
         Raises:
             DriverError: Waiting does not work; the next call starts with a new event set.
         """
-        try:
-            self._register()
-            found = [pynvml.nvmlEventSetWait_v2(self._events, int(timeout_s * 1000))]
-        except pynvml.NVMLError as error:
-            if name_of(error) == "TIMEOUT":
-                return []
-            self._drop_events()
-            raise DriverError(name_of(error), "wait for NVML events") from error
-        found += self._more_events()
-        now = time.time_ns() // 1_000_000
-        return [event for event in (self._event(each, now) for each in found) if event is not None]
-
-    def _register(self) -> None:
-        if self._events is None:
-            self._events = pynvml.nvmlEventSetCreate()
-        for uuid, handle in list(self._handles.items()):
-            if self._registered.get(_address(handle)) != uuid:
-                self._register_device(uuid, handle)
-
-    def _register_device(self, uuid: str, handle: Any) -> None:
-        # Once tried is enough: a device that cannot announce anything is polled all the same.
-        self._registered[_address(handle)] = uuid
-        try:
-            supported = pynvml.nvmlDeviceGetSupportedEventTypes(handle)
-            pynvml.nvmlDeviceRegisterEvents(handle, supported & sum(_TOLD), self._events)
-        except pynvml.NVMLError as error:
-            if name_of(error) not in LACKING | OF_DEVICE:
-                raise
-
-    def _more_events(self) -> Iterator[Any]:
-        """What else has come at the same time."""
-        with contextlib.suppress(pynvml.NVMLError):
-            while True:
-                yield pynvml.nvmlEventSetWait_v2(self._events, 0)
-
-    def _drop_events(self) -> None:
-        events, self._events = self._events, None
-        self._registered.clear()
-        with contextlib.suppress(pynvml.NVMLError):
-            if events is not None:
-                pynvml.nvmlEventSetFree(events)
-
-    def _event(self, data: Any, now: int) -> NvmlEvent | None:
-        uuid = self._registered.get(_address(data.device))
-        kind = _TOLD.get(int(data.eventType))
-        if uuid is None or kind is None:
-            return None
-        return NvmlEvent(
-            device=uuid,
-            now=now,
-            kind=kind,
-            xid=int(data.eventData) if kind == "xid" else 0,
-            gpu_instance=-1 if data.gpuInstanceId == NO_INSTANCE else int(data.gpuInstanceId),
-            compute_instance=-1 if data.computeInstanceId == NO_INSTANCE else int(data.computeInstanceId),
-        )
+        with _calling("wait for NVML events"):
+            return self._events.wait(dict(self._handles), timeout_s, lambda: time.time_ns() // 1_000_000)
 
 
 def _processes(handle: Any) -> tuple[tuple[int, int], ...]:

@@ -69,10 +69,9 @@ def install() -> bool:
 
 def dask_setup(worker: Any) -> None:
     """Preload of a Dask worker: the simulated driver, and faults that hurt its tasks and results."""
-    del worker
     if install():
         from jupyter_gpupool.driver import nvml
         from jupyter_gpupool.driver.simulated import tasks
 
         nvml.prepare()
-        tasks.attach()
+        tasks.attach(worker)

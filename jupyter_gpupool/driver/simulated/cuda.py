@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import os
 import resource
-import signal
 import threading
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -29,7 +28,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "cudaErrorNoDevice": (100, "no CUDA-capable device is detected"),
     "cudaErrorECCUncorrectable": (214, "uncorrectable ECC error encountered"),
     "cudaErrorNvlinkUncorrectable": (220, "uncorrectable NVLink error detected during the execution"),
-    "cudaErrorContained": (721, "invalid access of peer GPU memory over nvlink or a hardware error"),
+    "cudaErrorContained": (721, "Invalid access of peer GPU memory over nvlink or a hardware error"),
     "cudaErrorIllegalAddress": (700, "an illegal memory access was encountered"),
     "cudaErrorLaunchTimeout": (702, "the launch timed out and was terminated"),
     "cudaErrorAssert": (710, "device-side assert triggered"),
@@ -78,6 +77,8 @@ class Context:
     """This process's context on its device (the first of CUDA_VISIBLE_DEVICES)."""
 
     pid: int
+    #: Folder and node, as the environment names them.
+    where: tuple[str, str]
     state: State
     #: Of the device, and of the MIG instance on it where that is what the process has.
     device: str
@@ -109,14 +110,14 @@ def context() -> Context:
     """
     global _context  # noqa: PLW0603 (one context a process, as in CUDA)
     with _lock:
-        if _context is None or _context.pid != os.getpid():
+        if _context is None or _context.pid != os.getpid() or _context.where != configured():
             _context = _make()
         return _context
 
 
 def _make() -> Context:
-    path, node = configured() or _no_device()
-    state = State(path)
+    where = configured() or _no_device()
+    state, node = State(where[0]), where[1]
     data = state.read()
     device, on = _visible(data, node)
     if device["lost"] or device["vanished"] or device["reset_required"]:
@@ -128,7 +129,7 @@ def _make() -> Context:
     record.uses[on] = {"memory": models.MODELS[device["model"]].context, "busy": None}
     record.write()
     pid = os.getpid()
-    return Context(pid, state, device["uuid"], on, device["epoch"], record, identity(pid))
+    return Context(pid, where, state, device["uuid"], on, device["epoch"], record, identity(pid))
 
 
 def _no_device() -> NoReturn:
@@ -172,7 +173,6 @@ def check() -> None:
 def _abort() -> NoReturn:
     """End as a process whose driver calls abort() does; without a core file."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    signal.signal(signal.SIGABRT, signal.SIG_DFL)
     os.abort()
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from jupyter_gpupool.driver.simulated import events, instances, queries
+from jupyter_gpupool.driver.simulated import events, instances, queries, topology
 from jupyter_gpupool.driver.simulated.library import Library
 
 #: Importing these enters their functions in the library's tables.
-TABLES = (queries, events, instances)
+TABLES = (queries, topology, events, instances)
 
 
 def library(path: str, node: str) -> Library:

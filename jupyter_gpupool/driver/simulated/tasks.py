@@ -4,7 +4,7 @@ Tasks here run on the CPU and keep results in host memory. On a real GPU they wo
 device; so in a worker on a simulated one every task, actor call and transfer of a result goes through the
 context first.
 
-It hooks into four private functions of `distributed.worker`, for this process only;
+It hooks into functions of `distributed.worker`, most of them private, for this process only;
 `tests/test_simulated_faults.py` drives a real `dask_cuda.CUDAWorker` through each and fails when one of them
 moves.
 """
@@ -12,6 +12,7 @@ moves.
 from __future__ import annotations
 
 import functools
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jupyter_gpupool.driver.simulated import cuda
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _attached = False
+#: This coroutine answers a peer or client that asks for results.
+_transfers: ContextVar[bool] = ContextVar("transfers", default=False)
 
 
 class Guarded:
@@ -65,8 +68,14 @@ class Device:
         cuda.check()
 
 
-def attach() -> None:
-    """Hook into this process's Dask worker; done once, later calls do nothing."""
+def attach(worker: Any) -> None:
+    """Hook into this process, and into a Dask worker in it."""
+    _attach_process()
+    # Its table of handlers was made with the method from before.
+    worker.handlers["get_data"] = worker.get_data
+
+
+def _attach_process() -> None:
     global _attached  # noqa: PLW0603 (the hooks are the process's)
     if _attached:
         return
@@ -78,6 +87,7 @@ def attach() -> None:
     module._run_task_async = _guard_task(module._run_task_async)  # noqa: SLF001
     module._run_actor = _guard_call(module._run_actor)  # noqa: SLF001
     module.to_serialize = _guard_result(module.to_serialize)
+    module.Worker.get_data = _guard_transfer(module.Worker.get_data)
     dask_cuda.initialize.Device = Device
 
 
@@ -100,11 +110,23 @@ def _guard_call(run: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
+def _guard_transfer(get_data: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(get_data)
+    async def guarded(*arguments: Any, **options: Any) -> Any:
+        token = _transfers.set(True)
+        try:
+            return await get_data(*arguments, **options)
+        finally:
+            _transfers.reset(token)
+
+    return guarded
+
+
 def _guard_result(to_serialize: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(to_serialize)
     def guarded(value: Any) -> Any:
-        if isinstance(value, BaseException):
-            return to_serialize(value)  # an error of an actor's lives on the host
+        if not _transfers.get():
+            return to_serialize(value)  # what a call out of band returns lies on the host
         try:
             cuda.check()
         except cuda.CUDARuntimeError as error:
