@@ -88,7 +88,7 @@ LATER: dict[str, set[str]] = {
 ONLY_IN = {
     "pynvml": {"driver.nvml"},
     "sqlite3": {"controller.store"},
-    "numpy": {"core.placement", "core.cluster"},
+    "numpy": {"core.placement", "core.cluster", "core.mig"},  # what searches for a place
     "httpx": {"_http", "_login"},
 }
 #: What the rules must not know: clocks, chance, the outside.

@@ -12,35 +12,27 @@ import time
 from pathlib import Path
 
 import msgpack
+import psutil
 import pytest
 
 from jupyter_gpupool import wire
-from tests.pki import TestAuthority
+from tests.pki import Pair, TestAuthority
+from tests.pool_processes import PoolProcesses
 
-#: A closed (or, to see that the canaries can sing, an open) controller or agent in a process of its own.
-HOST = """
+#: A controller or an agent as Dask makes them, to see that the canaries can sing.
+OPEN = """
 import asyncio, json, sys
-import dask
+from distributed import Scheduler, Worker
 from jupyter_gpupool import wire
 
-role, closed, address, pair = sys.argv[1], sys.argv[2] == "closed", sys.argv[3], json.loads(sys.argv[4])
-dask.config.set(wire.SETTINGS)
-from distributed import Scheduler, Worker
-from distributed.spans import SpansSchedulerExtension
+role, address, pair = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 
 async def main():
-    security = wire.security(**pair)
+    options = dict(protocol="tls", security=wire.security(**pair), dashboard_address="127.0.0.1:0")
     if role == "controller":
-        server = Scheduler(host="127.0.0.1", port=0, protocol="tls", security=security, dashboard=False,
-                           dashboard_address="127.0.0.1:0", extensions={"spans": SpansSchedulerExtension})
+        server = Scheduler(host="127.0.0.1", port=0, dashboard=False, **options)
     else:
-        server = Worker(address, host="tls://127.0.0.1", protocol="tls", security=security, nthreads=1,
-                        name="node-1", memory_limit=0, dashboard=False, dashboard_address="127.0.0.1:0",
-                        extensions={})
-    if closed:
-        wire.close_comms()
-        wire.shut(server, role, {})
-        wire.quieten(server)
+        server = Worker(address, host="tls://127.0.0.1", nthreads=1, name="node-1", memory_limit=0, **options)
     await server
     print(server.address, flush=True)
     await server.finished()
@@ -60,30 +52,48 @@ class Bomb:
         return (os.mkdir, (self.path,))
 
 
-class Hosts:
-    """The two servers, closed or open."""
+class Closed:
+    """The product's own controller and agent, and the certificate that the agent got when it joined."""
 
-    def __init__(self, folder: Path, *, closed: bool) -> None:
+    mode = "closed"
+
+    def __init__(self, folder: Path) -> None:
+        self.pool = PoolProcesses(folder, {"node-1": 1}).start()
+        member = json.loads((folder / "node-1" / "agent.json").read_text())
+        self.pair = Pair(member["ca"], member["cert"], member["key"])
+        agent = psutil.Process(self.pool.pid("node-1"))
+        ports = [each.laddr.port for each in agent.net_connections() if each.status == psutil.CONN_LISTEN]
+        assert len(ports) == 1, "the agent listens on its Dask port and on nothing else"
+        self.addresses = {"controller": member["comm"], "agent": f"tls://127.0.0.1:{ports[0]}"}
+
+    def alive(self, role: str) -> bool:
+        return self.pool.running[{"agent": "node-1"}.get(role, role)].poll() is None
+
+
+class Open:
+    """A controller and an agent as Dask makes them."""
+
+    mode = "open"
+
+    def __init__(self, folder: Path) -> None:
         self.pair = TestAuthority().pair("node-1")
         self.folder = folder
-        self.mode = "closed" if closed else "open"
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.addresses: dict[str, str] = {}
         self._start("controller")
         self._start("agent")
 
     def _start(self, role: str) -> None:
-        arguments = [role, self.mode, self.addresses.get("controller", ""), json.dumps(vars(self.pair))]
+        arguments = [role, self.addresses.get("controller", ""), json.dumps(vars(self.pair))]
         with (self.folder / f"{role}.log").open("w") as log:
             process = subprocess.Popen(
-                [sys.executable, "-c", HOST, *arguments],
+                [sys.executable, "-c", OPEN, *arguments],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
                 cwd=self.folder,
             )
         self.processes[role] = process
-        assert process.stdout
         self.addresses[role] = process.stdout.readline().strip()
         assert self.addresses[role], (self.folder / f"{role}.log").read_text()
 
@@ -96,19 +106,19 @@ class Hosts:
 
 @pytest.fixture(scope="module")
 def closed(tmp_path_factory):
-    hosts = Hosts(tmp_path_factory.mktemp("closed"), closed=True)
-    yield hosts
-    hosts.close()
+    hosts = Closed(tmp_path_factory.mktemp("closed"))
+    with hosts.pool:
+        yield hosts
 
 
-async def _connect(hosts: Hosts, role: str):
+async def _connect(hosts: Closed | Open, role: str):
     from distributed.comm import connect
 
     security = wire.security(**vars(hosts.pair))
     return await connect(hosts.addresses[role], timeout=WAIT, **security.get_connection_args("client"))
 
 
-async def _send(hosts: Hosts, role: str, *messages: object) -> None:
+async def _send(hosts: Closed | Open, role: str, *messages: object) -> None:
     """Send the messages over one connection and wait until the server has answered or hung up."""
     comm = await _connect(hosts, role)
     try:
@@ -121,7 +131,7 @@ async def _send(hosts: Hosts, role: str, *messages: object) -> None:
         comm.abort()
 
 
-async def _send_frames(hosts: Hosts, role: str, *messages: list[bytes]) -> None:
+async def _send_frames(hosts: Closed | Open, role: str, *messages: list[bytes]) -> None:
     """Send frames as they are, past what Dask would make of a message."""
     from distributed import protocol
 
@@ -334,7 +344,7 @@ SINGS = [
 ]
 
 
-async def _answers(hosts: Hosts, role: str) -> bool:
+async def _answers(hosts: Closed | Open, role: str) -> bool:
     comm = await _connect(hosts, role)
     comm.abort()
     return True
@@ -346,12 +356,16 @@ def test_nothing_that_a_certificate_holder_sends_is_executed(closed, tmp_path, r
     bomb = Bomb(tmp_path / "executed")
     asyncio.run(canary(closed, role, bomb))
     assert not (tmp_path / "executed").exists()
-    assert closed.processes[role].poll() is None, "the process is alive after it"
+    assert closed.alive(role), "the process is alive after it"
     assert asyncio.run(_answers(closed, role))
 
 
+def test_after_all_that_the_node_is_still_in_the_pool(closed):
+    closed.pool.wait_for_nodes({"node-1"})
+
+
 def test_the_canaries_sing_where_the_servers_are_not_closed(tmp_path):
-    hosts = Hosts(tmp_path, closed=False)
+    hosts = Open(tmp_path)
     try:
         for number, (role, canary) in enumerate(SINGS):
             path = tmp_path / f"executed-{number}"
