@@ -135,6 +135,7 @@ def end(state: State, lease: Lease, why: str) -> None:
             state.discharge(lease, ident)
     lease.why = why
     lease.state = LeaseState.DRAINING
+    state.unname(lease)
     state.stirred = True
     state.touch(lease)
     if lease.scheduler is not SchedulerState.NONE:

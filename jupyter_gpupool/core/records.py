@@ -109,7 +109,7 @@ def _index_lease(state: State, lease: Lease) -> None:
     for slice_ in lease.slices.values():
         state.cluster.occupy(slice_)
         state.on_node.setdefault(slice_.node, {})[slice_.id] = None
-    if lease.state is not LeaseState.ENDED:
+    if lease.state not in (LeaseState.DRAINING, LeaseState.ENDED):
         state.names[lease.request.user, lease.request.name] = lease.id
     if lease.state in (LeaseState.PENDING, LeaseState.SUSPENDED):
         state.waiting[lease.id] = None

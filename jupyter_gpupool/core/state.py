@@ -281,10 +281,13 @@ class State:
         self.touch(lease)
         return fresh
 
+    def unname(self, lease: Lease) -> None:
+        """Let its owner use the name again: a lease that is ending must not be in the way of the next one."""
+        self.names.pop((lease.request.user, lease.request.name), None)
+
     def retire(self, lease: Lease) -> None:
         """Remember an ended lease for a while, and forget the oldest."""
         self.ended[lease.id] = None
-        self.names.pop((lease.request.user, lease.request.name), None)
         while len(self.ended) > KEEP_ENDED:
             oldest = next(iter(self.ended))
             del self.ended[oldest]

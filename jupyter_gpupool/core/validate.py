@@ -68,7 +68,7 @@ def _indexes(state: State) -> None:
     names = {
         (each.request.user, each.request.name): each.id
         for each in state.leases.values()
-        if each.id not in state.ended
+        if each.state not in (LeaseState.DRAINING, LeaseState.ENDED)
     }
     assert names == state.names
     for node in state.nodes.values():
