@@ -15,13 +15,13 @@ import json
 import logging
 import math
 import re
+import socket
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from tornado.httpserver import HTTPServer
-from tornado.netutil import bind_sockets
 from tornado.web import Application, HTTPError, RequestHandler, stream_request_body
 
 from jupyter_gpupool.controller.limits import Limiter
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: Connections that may wait to be taken in.
+BACKLOG = 512
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -123,19 +125,36 @@ class Api:
             ApiError: The port is in use, or may not be used.
         """
         try:
-            sockets = bind_sockets(port, host)
+            listening = _bind(host, port)
         except OSError as error:
             raise ApiError(_cannot_listen(host, port, error)) from error
-        self.port = sockets[0].getsockname()[1]
+        self.port = listening.getsockname()[1]
         shown = name or host
         self.url = f"https://{f'[{shown}]' if ':' in shown else shown}:{self.port}"
-        self._server.add_sockets(sockets)
+        self._server.add_socket(listening)
 
     async def close(self) -> None:
         """Stop to serve; whoever waits for an answer is hung up on."""
         self._server.stop()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._server.close_all_connections(), timeout=5)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Listen on an address; unlike tornado's own function, leave nothing open where that fails."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setblocking(False)
+        listening.bind(address)
+        listening.listen(BACKLOG)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> str:

@@ -277,7 +277,7 @@ def _notice(row: tuple[Any, ...]) -> dict[str, Any]:
 
 def redacted(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row without the values of the environment variables that people's requests bring."""
-    text = {name: row[name] for name in ("event", "state") if name in row}
+    text = {name: row[name] for name in ("event", "state") if isinstance(row.get(name), str)}
     return {**row, **{name: json.dumps(_without_values(json.loads(each))) for name, each in text.items()}}
 
 

@@ -185,15 +185,29 @@ async def lease(call: Call) -> Answer:
     end = loop.time() + call.query.get("wait", 0.0)
     while True:
         record = reached(call)
-        version = record.version
         view = views.lease(face, record)
         if view["version"] != call.query.get("version") or loop.time() >= end:
             return Answer(view)
-        look = min(end, loop.time() + LOOK_S)
-        while record.version == version and loop.time() < end:
-            await face.changed(end - loop.time())
-            if record.state in views.WAITING and loop.time() >= look:
-                break
+        await _news(face, record.id, record.version, end)
+
+
+async def _news(face: ControllerFace, ident: str, version: int, end: float) -> None:
+    """Return when a lease has changed; where it waits, also soon after anything has: its place may have.
+
+    Args:
+        face: The controller.
+        ident: The lease.
+        version: The version of its record that is known.
+        end: The event loop's time at which to return in any case.
+    """
+    now = asyncio.get_running_loop().time
+    look, moved = now() + LOOK_S, False
+    while now() < end and not (moved and now() >= look):
+        await face.changed(max(0.0, (min(look, end) if moved else end) - now()))
+        record = face.pool.leases.get(ident)
+        if record is None or record.version != version:
+            return
+        moved = moved or record.state in views.WAITING
 
 
 async def explain(call: Call) -> Answer:

@@ -284,7 +284,7 @@ def held(record: Lease) -> int:
     """Return the thousandths of GPUs that a lease has or, before it has any, wants."""
     request = record.request
     asked = request.count * (request.milli or WHOLE)
-    return sum(each.milli for each in record.slices.values() if not each.replaces) or asked
+    return sum(each.milli for each in record.slices.values() if each.replaces not in record.slices) or asked
 
 
 def requested(request: Request) -> dict[str, Any]:
