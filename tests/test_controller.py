@@ -1,0 +1,103 @@
+"""The controller's process, with two agents on simulated nodes: real processes, really killed."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.pool_processes import PoolProcesses, wait_for
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory):
+    with PoolProcesses(tmp_path_factory.mktemp("pool")) as pool:
+        yield pool.start()
+
+
+def test_two_agents_register_with_their_devices(pool):
+    devices = pool.call("GET", "/v1/devices")["devices"]
+    assert sorted(each["name"] for each in devices) == [
+        f"node-{node}/gpu{gpu}" for node in (1, 2) for gpu in range(4)
+    ]
+
+
+def test_a_port_in_use_is_an_error_and_never_another_port(pool, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for option in ("--port", "--comm-port"):
+            command = [
+                sys.executable,
+                "-m",
+                "jupyter_gpupool.controller",
+                "--dir",
+                str(tmp_path / option),
+                option,
+                port,
+            ]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            assert done.returncode == 1
+            last = done.stderr.strip().splitlines()[-1]
+            assert "in use" in last
+            assert "Traceback" not in done.stderr
+            assert not (tmp_path / option / "pool.json").exists()
+
+
+def test_a_second_controller_in_the_same_folder_is_refused(pool):
+    command = [sys.executable, "-m", "jupyter_gpupool.controller", "--dir", str(pool.folder / "controller")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert f"process {pool.pid('controller')}" in done.stderr
+    assert pool.node_states() == {"node-1": "up", "node-2": "up"}
+
+
+def test_the_controller_may_be_killed_under_load_and_nothing_that_agents_report_is_lost(pool):
+    """Leases are being started, and one given back, when the controller dies; all of it is seen through."""
+    kept, given = pool.request(name="kept", gpus=2), pool.request(name="given")
+    pool.wait_for_lease(kept, "active")
+    pool.wait_for_lease(given, "active")
+    before = pool.lease(kept)
+    pool.call("DELETE", f"/v1/leases/{given}")
+    starting = [pool.request(name=f"starting-{number}", gpus=2) for number in range(2)]
+    time.sleep(0.1)
+    pool.kill("controller")
+    time.sleep(0.5)  # what is being started and ended goes on, and is reported to nobody
+    pool.start_controller()
+    pool.wait_for_nodes({"node-1", "node-2"})
+    pool.wait_for_lease(given, "ended")
+    for ident in starting:
+        pool.wait_for_lease(ident, "active")
+    after = pool.lease(kept)
+    for name in ("state", "slices", "granted_at", "started_at", "ends_at"):
+        assert after[name] == before[name]
+    for ident in (kept, *starting):
+        pool.call("DELETE", f"/v1/leases/{ident}")
+        pool.wait_for_lease(ident, "ended")
+    assert pool.call("GET", "/v1/pool")["gpus_free"] == 8
+
+
+def test_the_controllers_end_on_sigterm_is_soft_and_its_ports_stay(pool):
+    said = pool.said
+    pool.kill("controller", signal.SIGTERM)
+    assert pool.running["controller"].returncode == 0
+    assert not pool.said, "pool.json is gone with it"
+    pool.start_controller()
+    again = pool.said
+    assert (again["url"], again["comm"]) == (said["url"], said["comm"])
+    pool.wait_for_nodes({"node-1", "node-2"})
+
+
+def test_a_drill_condemns_the_device_and_the_next_one_brings_it_back(pool):
+    def verdict() -> str:
+        devices = pool.call("GET", "/v1/devices")["devices"]
+        return next(each["verdict"] for each in devices if each["name"] == "node-2/gpu3")
+
+    device = next(
+        each["uuid"] for each in pool.call("GET", "/v1/devices")["devices"] if each["name"] == "node-2/gpu3"
+    )
+    pool.call("POST", f"/v1/health/{device}", {"action": "drill", "xid": 79})
+    wait_for(lambda: verdict() == "gone", "the device is gone")
