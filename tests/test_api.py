@@ -12,18 +12,18 @@ import random
 import socket
 import ssl
 
+import distributed
 import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
 from jupyter_gpupool.controller.api import ApiError, Limits
+from jupyter_gpupool.controller.auth import security
 from jupyter_gpupool.controller.routes import ROUTES, serve
 from jupyter_gpupool.controller.store import StoreError
 from jupyter_gpupool.core.model import LeaseState, Reading, Reason, Verdict, VerdictChanged, encode
-from tests.controller_kit import DESCRIPTION, Kit, dumped, running
+from tests.controller_kit import DESCRIPTION, Kit, check, dumped, running
 from tests.pool_helpers import node
-
-pytestmark = pytest.mark.asyncio
 
 
 def says(response, status, reason, *words):
@@ -37,6 +37,7 @@ def says(response, status, reason, *words):
 # --------------------------------------------------------------------------------- requests and leases
 
 
+@pytest.mark.asyncio
 async def test_a_request_becomes_a_lease_that_can_be_read_and_given_back(tmp_path):
     async with running(tmp_path) as kit:
         response = await kit.call("ann", "POST", "/v1/requests", {"gpus": 2, "name": "train"})
@@ -57,6 +58,7 @@ async def test_a_request_becomes_a_lease_that_can_be_read_and_given_back(tmp_pat
         ).status_code == 204  # again: fine
 
 
+@pytest.mark.asyncio
 async def test_one_that_must_wait_says_why_which_place_and_until_when_and_can_be_withdrawn(tmp_path):
     async with running(tmp_path) as kit:
         first = await kit.ask(gpus=8, time_limit="1h")
@@ -76,6 +78,7 @@ async def test_one_that_must_wait_says_why_which_place_and_until_when_and_can_be
         assert (gone["state"], gone["why"]) == ("ended", "withdrawn by its owner")
 
 
+@pytest.mark.asyncio
 async def test_a_dry_run_says_what_would_be_and_changes_nothing(tmp_path):
     async with running(tmp_path) as kit:
         seq = kit.store.last_seq
@@ -88,6 +91,7 @@ async def test_a_dry_run_says_what_would_be_and_changes_nothing(tmp_path):
         assert (would.data["starts_now"], would.data["place"]) == (False, 1)
 
 
+@pytest.mark.asyncio
 async def test_a_request_that_can_never_be_granted_says_why_and_what_there_is(tmp_path):
     async with running(tmp_path) as kit:
 
@@ -109,6 +113,7 @@ async def test_a_request_that_can_never_be_granted_says_why_and_what_there_is(tm
         assert (await kit.call("ann", "GET", "/v1/pool")).data["leases"] == 1
 
 
+@pytest.mark.asyncio
 async def test_a_request_sent_again_with_its_key_makes_no_second_lease_even_after_a_restart(tmp_path):
     key = {"Idempotency-Key": "once"}
     async with running(tmp_path) as kit:
@@ -124,6 +129,7 @@ async def test_a_request_sent_again_with_its_key_makes_no_second_lease_even_afte
         says(bad, 400, "bad_request", "1 to 200")
 
 
+@pytest.mark.asyncio
 async def test_a_refused_request_does_not_use_its_key_up(tmp_path):
     key = {"Idempotency-Key": "k"}
     async with running(tmp_path) as kit:
@@ -131,6 +137,7 @@ async def test_a_refused_request_does_not_use_its_key_up(tmp_path):
         assert await kit.ask(gpus=1, headers=key)
 
 
+@pytest.mark.asyncio
 async def test_leases_come_in_pages_newest_first_and_can_be_chosen_by_state(tmp_path):
     async with running(tmp_path, node("node-1", 4)) as kit:
         made = [await kit.ask(gpus=1) for _ in range(6)]
@@ -146,6 +153,7 @@ async def test_leases_come_in_pages_newest_first_and_can_be_chosen_by_state(tmp_
         assert [each["place"] for each in waiting] == [2, 1]
 
 
+@pytest.mark.asyncio
 async def test_a_lease_is_extended_kept_and_shared_one_thing_at_a_time(tmp_path):
     async with running(tmp_path) as kit:
         lease = await kit.ask(gpus=1, time_limit="1h")
@@ -160,6 +168,7 @@ async def test_a_lease_is_extended_kept_and_shared_one_thing_at_a_time(tmp_path)
         says(await kit.call("ann", "PATCH", path, {"share": ["ben"]}), 409, "lease_over")
 
 
+@pytest.mark.asyncio
 async def test_who_a_lease_is_shared_with_can_use_it_and_cannot_be_shut_out_again(tmp_path):
     async with running(tmp_path) as kit:
         lease = await kit.ask(gpus=1)
@@ -178,6 +187,7 @@ async def test_who_a_lease_is_shared_with_can_use_it_and_cannot_be_shut_out_agai
         says(await kit.call("ann", "PATCH", path, {"share": []}), 409, "cannot_unshare", "ben", "Release it")
 
 
+@pytest.mark.asyncio
 async def test_how_to_reach_a_lease_is_told_once_it_runs_and_until_it_ends(tmp_path):
     async with running(tmp_path) as kit:
         kit.controller.obey = False
@@ -191,6 +201,7 @@ async def test_how_to_reach_a_lease_is_told_once_it_runs_and_until_it_ends(tmp_p
 # -------------------------------------------------------------------------------------------- waiting
 
 
+@pytest.mark.asyncio
 async def test_a_long_poll_answers_as_soon_as_the_lease_is_another_version(tmp_path):
     async with running(tmp_path) as kit:
         await kit.ask("ben", gpus=8)
@@ -207,6 +218,7 @@ async def test_a_long_poll_answers_as_soon_as_the_lease_is_another_version(tmp_p
         assert answer.data["state"] in ("starting", "active")
 
 
+@pytest.mark.asyncio
 async def test_a_long_poll_tells_of_a_better_place_in_the_queue(tmp_path):
     async with running(tmp_path) as kit:
         await kit.ask("ben", gpus=8)
@@ -219,6 +231,7 @@ async def test_a_long_poll_tells_of_a_better_place_in_the_queue(tmp_path):
         assert (await asyncio.wait_for(poll, 5)).data["place"] == 1
 
 
+@pytest.mark.asyncio
 async def test_a_caller_who_goes_away_is_not_worked_for(tmp_path):
     async with running(tmp_path) as kit:
         lease = await kit.ask(gpus=1)
@@ -238,6 +251,7 @@ async def test_a_caller_who_goes_away_is_not_worked_for(tmp_path):
         assert waiting == []
 
 
+@pytest.mark.asyncio
 async def test_notices_are_told_in_their_order_to_their_person_and_none_is_lost(tmp_path):
     async with running(tmp_path) as kit:
         poll = asyncio.ensure_future(kit.call("ann", "GET", "/v1/notices?after=0&wait=30"))
@@ -257,6 +271,7 @@ async def test_notices_are_told_in_their_order_to_their_person_and_none_is_lost(
         assert notes["notes"] == [each["sentence"] for each in found]
 
 
+@pytest.mark.asyncio
 async def test_a_server_that_ends_hangs_up_on_those_who_wait(tmp_path):
     async with running(tmp_path) as kit:
         poll = asyncio.ensure_future(kit.call("ann", "GET", "/v1/notices?after=0&wait=30"))
@@ -308,6 +323,7 @@ BODIES = {
 }
 
 
+@pytest.mark.asyncio
 async def test_every_route_is_in_the_table_of_who_may_what():
     rows = {f"{route.method} {route.path}" for route in ROUTES}
     named = {"{lease}": "LEASE", "{token}": "TOKEN", "{target+}": "node-2"}
@@ -316,6 +332,7 @@ async def test_every_route_is_in_the_table_of_who_may_what():
     assert rows == set(ALLOWED)
 
 
+@pytest.mark.asyncio
 async def test_each_route_is_open_to_those_in_its_row_and_to_nobody_else(tmp_path):
     async with running(tmp_path) as kit:
         kit.controller.stop = lambda why, everything=False: None
@@ -333,6 +350,7 @@ async def test_each_route_is_open_to_those_in_its_row_and_to_nobody_else(tmp_pat
         assert wrong == []
 
 
+@pytest.mark.asyncio
 async def test_what_is_anothers_looks_like_what_is_not_there(tmp_path):
     async with running(tmp_path) as kit:
         lease = await kit.ask(gpus=1, name="secret-plan")
@@ -346,6 +364,7 @@ async def test_what_is_anothers_looks_like_what_is_not_there(tmp_path):
             assert lease["id"] not in text
 
 
+@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "header",
     [None, "", "Bearer", "Bearer x", "Basic TOKEN", "TOKEN", "Bearer gpupool_000000000000_AAAA"],
@@ -358,6 +377,7 @@ async def test_without_a_good_token_there_is_one_answer(tmp_path, header):
         assert response.headers["www-authenticate"].startswith("Bearer")
 
 
+@pytest.mark.asyncio
 async def test_where_agents_cannot_switch_users_a_second_person_is_refused_and_told(tmp_path):
     async with running(tmp_path, trust_users=False) as kit:
         kit.store.put("owner", "ann")
@@ -372,6 +392,7 @@ async def test_where_agents_cannot_switch_users_a_second_person_is_refused_and_t
 # --------------------------------------------------------------------------------------- tokens, lines
 
 
+@pytest.mark.asyncio
 async def test_a_token_is_made_used_listed_and_revoked_and_is_then_worth_nothing(tmp_path):
     async with running(tmp_path) as kit:
         made = await kit.call(
@@ -391,6 +412,7 @@ async def test_a_token_is_made_used_listed_and_revoked_and_is_then_worth_nothing
         says(await kit.call("ann", "DELETE", f"/v1/tokens/{row['id']}"), 404, "not_found")
 
 
+@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "body",
     [{"scopes": ["admin"]}, {"user": "ben"}, {"kind": "agent"}, {"user": "ben", "kind": "login"}],
@@ -403,6 +425,7 @@ async def test_a_token_cannot_make_one_that_is_more_than_itself(tmp_path, body):
         says(await kit.call(short, "POST", "/v1/tokens", {}), 403, "not_allowed", "longer")
 
 
+@pytest.mark.asyncio
 async def test_a_login_line_lets_its_person_in_once(tmp_path):
     async with running(tmp_path) as kit:
         made = (await kit.call("adm", "POST", "/v1/tokens", {"kind": "login", "user": "cleo"})).data
@@ -419,6 +442,7 @@ async def test_a_login_line_lets_its_person_in_once(tmp_path):
         )
 
 
+@pytest.mark.asyncio
 async def test_a_join_line_gives_one_agent_its_certificate(tmp_path):
     async with running(tmp_path) as kit:
         made = (await kit.call("adm", "POST", "/v1/tokens", {"kind": "agent"})).data
@@ -431,6 +455,7 @@ async def test_a_join_line_gives_one_agent_its_certificate(tmp_path):
         says(await kit.call("", "POST", "/v1/login", {"token": made["token"]}), 401, "wrong_token")
 
 
+@pytest.mark.asyncio
 async def test_no_token_secret_or_key_reaches_a_log_or_a_dump(tmp_path, caplog):
     caplog.set_level(logging.DEBUG, logger="jupyter_gpupool")
     caplog.set_level(logging.DEBUG, logger="tornado")
@@ -457,6 +482,7 @@ async def test_no_token_secret_or_key_reaches_a_log_or_a_dump(tmp_path, caplog):
 # ------------------------------------------------------------------------------------- the pool's state
 
 
+@pytest.mark.asyncio
 async def test_devices_show_what_is_on_them_and_how_they_are(tmp_path):
     async with running(tmp_path, node("node-1", 2)) as kit:
         lease = await kit.ask(gpus=0.25, name="small")
@@ -481,6 +507,7 @@ async def test_devices_show_what_is_on_them_and_how_they_are(tmp_path):
         assert (pool["gpus"], pool["gpus_free"], pool["largest_together"]) == (2, 0.75, 0)
 
 
+@pytest.mark.asyncio
 async def test_one_who_looks_at_devices_again_is_told_only_what_is_new(tmp_path):
     async with running(tmp_path) as kit:
         first = (await kit.call("ann", "GET", "/v1/devices")).data
@@ -495,6 +522,7 @@ async def test_one_who_looks_at_devices_again_is_told_only_what_is_new(tmp_path)
         assert len(future["devices"]) == 8
 
 
+@pytest.mark.asyncio
 async def test_an_administrator_takes_devices_and_nodes_out_of_service_by_any_of_their_names(tmp_path):
     async with running(tmp_path) as kit:
 
@@ -520,6 +548,7 @@ async def test_an_administrator_takes_devices_and_nodes_out_of_service_by_any_of
         says(await health("gpu0", action="drill"), 409, "not_ready")  # no agent is connected here
 
 
+@pytest.mark.asyncio
 async def test_projects_are_replaced_as_a_whole_and_what_does_not_add_up_is_refused(tmp_path):
     async with running(tmp_path) as kit:
         tree = [
@@ -545,6 +574,7 @@ async def test_projects_are_replaced_as_a_whole_and_what_does_not_add_up_is_refu
 # --------------------------------------------------------------------------------- what can go wrong
 
 
+@pytest.mark.asyncio
 async def test_what_is_not_on_the_disk_is_not_confirmed_and_has_not_happened(tmp_path):
     async with running(tmp_path) as kit:
         lease = await kit.ask(gpus=1)
@@ -563,6 +593,7 @@ async def test_what_is_not_on_the_disk_is_not_confirmed_and_has_not_happened(tmp
         assert await kit.ask(headers={"Idempotency-Key": "k"}, **big)
 
 
+@pytest.mark.asyncio
 async def test_what_was_confirmed_is_there_after_a_restart(tmp_path):
     async with running(tmp_path) as kit:
         leases = [
@@ -586,6 +617,7 @@ async def test_what_was_confirmed_is_there_after_a_restart(tmp_path):
         await kit.close()
 
 
+@pytest.mark.asyncio
 async def test_a_fault_of_ours_is_one_sentence_and_its_traceback_stays_in_the_log(
     tmp_path, monkeypatch, caplog
 ):
@@ -614,6 +646,7 @@ RAW = {
 }
 
 
+@pytest.mark.asyncio
 @pytest.mark.parametrize(("content", "kind", "status", "reason"), RAW.values(), ids=RAW)
 async def test_a_body_that_is_no_good_gets_one_sentence(tmp_path, content, kind, status, reason):
     async with running(tmp_path) as kit:
@@ -626,6 +659,7 @@ async def test_a_body_that_is_no_good_gets_one_sentence(tmp_path, content, kind,
         assert (await kit.call("ann", "GET", "/v1/pool")).data["leases"] == 0
 
 
+@pytest.mark.asyncio
 async def test_addresses_methods_and_parameters_that_do_not_exist_are_answered_in_kind(tmp_path):
     async with running(tmp_path) as kit:
         says(await kit.call("ann", "GET", "/"), 404, "not_found", "/v1/openapi.json")
@@ -646,6 +680,7 @@ async def test_addresses_methods_and_parameters_that_do_not_exist_are_answered_i
         says(await kit.call("ann", "GET", "/v1/leases/%2e%2e%2f"), 404, "unknown_lease")
 
 
+@pytest.mark.asyncio
 async def test_no_other_site_may_call_and_no_browser_keeps_or_frames_an_answer(tmp_path):
     async with running(tmp_path) as kit:
         for path in ("/v1/pool", "/v1/openapi.json", "/nowhere"):
@@ -657,6 +692,7 @@ async def test_no_other_site_may_call_and_no_browser_keeps_or_frames_an_answer(t
             assert "set-cookie" not in response.headers
 
 
+@pytest.mark.asyncio
 async def test_one_who_calls_too_often_is_told_when_to_come_back_and_others_are_not_held_up(tmp_path):
     limits = Limits(rate=5, burst=10, open_rate=1, open_burst=3)
     async with running(tmp_path, limits=limits) as kit:
@@ -671,6 +707,7 @@ async def test_one_who_calls_too_often_is_told_when_to_come_back_and_others_are_
         assert (await kit.call("ann", "GET", "/v1/usage")).status_code == 200
 
 
+@pytest.mark.asyncio
 async def test_more_connections_than_there_may_be_are_hung_up_on(tmp_path):
     async with running(tmp_path, limits=Limits(connections=5)) as kit:
         kept = [await asyncio.open_connection("127.0.0.1", kit.api.port) for _ in range(5)]
@@ -687,6 +724,7 @@ async def test_more_connections_than_there_may_be_are_hung_up_on(tmp_path):
         assert response.status_code == 200
 
 
+@pytest.mark.asyncio
 async def test_one_who_connects_and_says_nothing_is_hung_up_on(tmp_path):
     async with running(tmp_path, limits=Limits(idle=0.3)) as kit:
         silent, writer = await asyncio.open_connection("127.0.0.1", kit.api.port)
@@ -698,6 +736,7 @@ async def test_one_who_connects_and_says_nothing_is_hung_up_on(tmp_path):
         writer.close()
 
 
+@pytest.mark.asyncio
 async def test_headers_that_are_too_long_are_refused_and_the_server_goes_on(tmp_path):
     async with running(tmp_path) as kit:
         with pytest.raises(httpx.HTTPError):
@@ -705,6 +744,7 @@ async def test_headers_that_are_too_long_are_refused_and_the_server_goes_on(tmp_
         assert (await kit.call("ann", "GET", "/v1/pool")).status_code == 200
 
 
+@pytest.mark.asyncio
 async def test_without_tls_nobody_is_talked_to(tmp_path):
     async with running(tmp_path) as kit:
         async with httpx.AsyncClient() as plain:
@@ -716,6 +756,7 @@ async def test_without_tls_nobody_is_talked_to(tmp_path):
                 await client.get(kit.api.url + "/v1/ca.pem")
 
 
+@pytest.mark.asyncio
 async def test_a_port_in_use_is_one_sentence_and_never_another_port(tmp_path):
     async with running(tmp_path) as kit:
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -729,6 +770,7 @@ async def test_a_port_in_use_is_one_sentence_and_never_another_port(tmp_path):
 # -------------------------------------------------------------------------------- its own description
 
 
+@pytest.mark.asyncio
 async def test_the_description_is_what_the_server_obeys(tmp_path):
     for schema in DESCRIPTION["components"]["schemas"].values():
         Draft202012Validator.check_schema(schema)
@@ -781,6 +823,7 @@ def noise(chance):
     return chance.choice(simple)
 
 
+@pytest.mark.asyncio
 async def test_whatever_is_sent_the_answer_is_a_documented_one_and_never_a_failure(tmp_path):
     chance = random.Random(20_260_729)
     async with running(tmp_path, limits=Limits(rate=1e6, burst=1e6, open_rate=1e6, open_burst=1e6)) as kit:
@@ -803,6 +846,7 @@ async def test_whatever_is_sent_the_answer_is_a_documented_one_and_never_a_failu
         kit.controller.pool.validate()
 
 
+@pytest.mark.asyncio
 async def test_a_reason_of_the_core_that_is_no_bad_request_has_its_status():
     from jupyter_gpupool.controller.problems import STATUS, Problem
 
@@ -810,3 +854,73 @@ async def test_a_reason_of_the_core_that_is_no_bad_request_has_its_status():
     assert Problem(Reason.UNKNOWN_MODEL, "No.").status == 400
     assert all(name in STATUS for name in (Reason.UNKNOWN_LEASE, Reason.LEASE_OVER, Reason.STORE_FAILED))
     assert issubclass(StoreError, Exception)
+
+
+# -------------------------------------------------------------------- the real process, with real leases
+
+
+class Live:
+    """Calls of a real pool's API; each answer is held against the description."""
+
+    def __init__(self, pool):
+        self.client = httpx.Client(
+            base_url=pool.address.url,
+            verify=ssl.create_default_context(cadata=pool.address.ca),
+            headers={"Authorization": f"Bearer {pool.address.token}"},
+            timeout=40,
+        )
+
+    def __call__(self, method, path, body=None, **more):
+        response = self.client.request(method, path, json=body, **more)
+        response.data = check(method, path, response)
+        return response
+
+    def until(self, lease, *states):
+        """Wait by long polls until the lease is in one of these states."""
+        for _ in range(200):
+            if lease["state"] in states:
+                return lease
+            lease = self("GET", f"/v1/leases/{lease['id']}?wait=20&version={lease['version']}").data
+        raise AssertionError(lease)
+
+
+@pytest.fixture
+def live(pool):
+    found = Live(pool)
+    yield found
+    found.client.close()
+
+
+def test_a_real_lease_goes_through_its_life_and_every_answer_is_as_described(live):
+    made = live("POST", "/v1/requests", {"gpus": 1, "name": "alive", "time_limit": "10m"})
+    assert made.status_code == 201
+    lease = live.until(made.data, "active")
+    path = f"/v1/leases/{lease['id']}"
+    assert lease["progress"] == {"scheduler": True, "workers": 1, "of": 1}
+    assert lease["simulated"]
+    connection = live("GET", f"{path}/connection").data
+    with distributed.Client(connection["address"], security=security(connection), timeout=20) as client:
+        assert client.submit(lambda: 6 * 7).result(20) == 42
+    assert {each["name"] for each in live("GET", f"{path}/logs").data["logs"]}
+    for each in ("pool", "leases", "queue", "projects", "usage", "notices", "tokens"):
+        assert live("GET", f"/v1/{each}").status_code == 200
+    rows = {each["uuid"]: each for each in live("GET", "/v1/devices").data["devices"]}
+    (part,) = rows[lease["slices"][0]["device"]]["parts"]
+    assert (part["lease_name"], part["milli"]) == ("alive", 1000)
+    assert live("DELETE", path).status_code == 204
+    ended = live.until(live("GET", path).data, "ended")
+    assert ended["why"] == "released by its owner"
+    assert ended["notes"][-1].startswith("alive has ended")
+
+
+def test_a_real_pool_refuses_what_it_can_never_grant_in_the_same_words(live):
+    for body, status, word in (
+        ({"gpus": 9}, 400, "8"),
+        ({"model": "A100"}, 400, "H100-80GB"),
+        ({"gpus": 0}, 400, "more than none"),
+        ({"gpus": 1.5}, 400, "gpus=1 or gpus=2"),
+    ):
+        response = live("POST", "/v1/requests", body)
+        assert response.status_code == status
+        assert word in response.data["detail"] + response.data["advice"]
+    assert live.client.get("/v1/pool", headers={"Authorization": "Bearer wrong"}).status_code == 401
