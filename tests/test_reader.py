@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from jupyter_gpupool.driver import simulated
+from jupyter_gpupool.driver.nvml import reason_unavailable
 from jupyter_gpupool.node import reader as module
 from jupyter_gpupool.node.reader import Finding, Reader, ReaderError
 
@@ -179,6 +180,22 @@ async def test_a_reader_that_dies_is_started_anew_and_that_is_told(machine: simu
         await heard.until(lambda: heard.events)
 
 
+async def test_a_new_reader_still_tells_of_a_device_that_was_lost_before(machine: simulated.Machine) -> None:
+    async with reading(machine, interval_s=0.2) as (reader, heard):
+        machine.lose("gpu1")
+        await heard.until(lambda: [each for each in heard.readings if each.error])
+        os.kill(reader._process.pid, signal.SIGKILL)
+        await heard.until(lambda: heard.findings)
+        before = len(heard.readings)
+        new = await heard.until(lambda: [each for each in heard.readings[before:] if each.error])
+        assert (new[0].device, new[0].error) == (machine.find("gpu1"), "GPU_IS_LOST")
+        known = reader.devices
+        assert {each.uuid for each in known} == set(machine.devices("node-1"))
+    async with reading(machine, interval_s=0.2, known=known) as (reader, heard):
+        assert reader.devices == known
+        await heard.until(lambda: [each for each in heard.readings if each.error == "GPU_IS_LOST"])
+
+
 async def test_an_error_of_the_monitor_is_a_finding_and_condemns_no_device(
     machine: simulated.Machine,
 ) -> None:
@@ -191,7 +208,9 @@ async def test_an_error_of_the_monitor_is_a_finding_and_condemns_no_device(
         assert not any(each.error for each in heard.readings)
 
 
-async def test_a_node_without_a_driver_says_what_to_do(tmp_path: Path) -> None:
+async def test_a_node_without_a_driver_says_what_to_do() -> None:
+    if not reason_unavailable():
+        pytest.skip("there is an NVIDIA driver on this machine")
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GPUPOOL")}
     with pytest.raises(ReaderError, match="no NVIDIA driver on this machine: install it"):
         await Reader(environ).start()

@@ -178,7 +178,7 @@ class Driver:
                 refused = "" if name_of(error) in OF_DEVICE else name_of(error)
         if refused and not found:
             raise DriverError(refused, "list the devices")
-        unlisted = {uuid: self._answer(uuid) for uuid in self._handles.keys() - found.keys()}
+        unlisted = {uuid: self._answer(uuid) for uuid in self._pci.keys() - found.keys()}
         return found | {uuid: answer for uuid, answer in unlisted.items() if answer}
 
     def _answer(self, uuid: str) -> str:
@@ -196,11 +196,15 @@ class Driver:
         self._handles[uuid] = handle  # a device that was reset may have another one
         return uuid
 
+    def know(self, uuid: str, pci: str) -> None:
+        """Learn of a device that was here before this process: lost ones cannot be found by listing."""
+        self._pci.setdefault(uuid, pci)
+
     def _handle(self, uuid: str) -> Any:
         if uuid not in self._handles:
-            self.present()
-        if uuid not in self._handles:
-            raise DriverError("GPU_NOT_FOUND", f"look at {uuid}")
+            answer = self.present().get(uuid, "GPU_NOT_FOUND")
+            if answer:
+                raise DriverError(answer, f"look at {uuid}")
         return self._handles[uuid]
 
     def devices(self, node: str) -> tuple[Device, ...]:

@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpupool.core.model import Device, NvmlEvent, Reading, decode
+from jupyter_gpupool.core.model import Device, NvmlEvent, Reading, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,6 +37,8 @@ POLL_LIMIT = 5.0
 GENTLE, FIRM = 5.0, 5.0
 #: Seconds before a reader that died is started anew: at first, and at most.
 RETRY, RETRY_MOST = 0.2, 30.0
+#: Seconds between replacements at most; they grow towards it while one does not help.
+REPLACE_MOST = 600.0
 #: Replaced readers that still hang; with so many no other is started.
 MOST_LEFT = 2
 #: Bytes of one line of the reader's: a node of 16 GPUs with hundreds of processes fits.
@@ -72,6 +74,7 @@ class Reader:
         environ: The environment of its process.
         node: The node's name, for the devices' descriptions.
         interval_s: Seconds between polls.
+        known: Devices that were here before; a reading tells what became of them.
         silence_s: Seconds without a reading that are a finding; 0: two intervals and ten seconds.
         on_devices: Called with all devices when one has come or has changed (not for those that `start`
             returns).
@@ -85,6 +88,7 @@ class Reader:
         environ: Mapping[str, str],
         *,
         node: str = "",
+        known: tuple[Device, ...] = (),
         interval_s: float = 15.0,
         silence_s: float = 0.0,
         on_devices: Callable[[tuple[Device, ...]], Any] = _ignore,
@@ -96,7 +100,7 @@ class Reader:
         self.node = node
         self.interval_s = interval_s
         self.silence_s = silence_s or 2 * interval_s + 10
-        self.devices: tuple[Device, ...] = ()
+        self.devices = known
         self._on_devices, self._on_readings = on_devices, on_readings
         self._on_event, self._on_silence = on_event, on_silence
         self._process: asyncio.subprocess.Process | None = None
@@ -109,6 +113,8 @@ class Reader:
         self._heard: dict[str, float] = {}
         self._silent: dict[str, float] = {}
         self._delay = RETRY
+        #: When the next replacement may be, and how long the one after that has to wait.
+        self._may_replace, self._patience = 0.0, self.silence_s
         self._closing = False
 
     async def start(self) -> tuple[Device, ...]:
@@ -120,7 +126,7 @@ class Reader:
         self._first = asyncio.get_running_loop().create_future()
         await self._launch()
         try:
-            self.devices = await asyncio.wait_for(asyncio.shield(self._first), START_LIMIT)
+            self._keep(await asyncio.wait_for(asyncio.shield(self._first), START_LIMIT))
         except TimeoutError:
             await self.close()
             raise ReaderError(
@@ -183,6 +189,8 @@ class Reader:
             *command, stdin=pipe, stdout=pipe, env=self.environ, limit=LINE_LIMIT, start_new_session=True
         )
         self._spawn(self._hear(self._process))
+        if self.devices:
+            self._order({"order": "know", "devices": [encode(each) for each in self.devices]})
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -228,9 +236,11 @@ class Reader:
 
     async def _replace(self) -> None:
         """Start another reader and let the one that hangs end when it can."""
-        old = self._process
-        if old is None or self._closing or len(self._left) >= MOST_LEFT:
+        old, now = self._process, time.monotonic()
+        if old is None or self._closing or len(self._left) >= MOST_LEFT or now < self._may_replace:
             return
+        self._may_replace = now + self._patience
+        self._patience = min(2 * self._patience, max(REPLACE_MOST, self.silence_s))
         self._left.add(old)
         await self._launch()
         self._spawn(_end(old, kill=False))
@@ -257,16 +267,19 @@ class Reader:
             self._tell(Finding(device="", seconds=0.0, sentence=message["sentence"], name=message["name"]))
 
     def _take_devices(self, devices: tuple[Device, ...]) -> None:
-        for device in devices:
-            self._heard.setdefault(device.uuid, time.monotonic())
         if self._first is not None and not self._first.done():
             self._first.set_result(devices)
-        elif {each.uuid: each for each in devices} != {each.uuid: each for each in self.devices}:
-            # A new reader knows only what is there now; what was known before stays known.
-            kept = {each.uuid: each for each in self.devices} | {each.uuid: each for each in devices}
-            if tuple(kept.values()) != self.devices:
-                self.devices = tuple(kept.values())
-                self._on_devices(self.devices)
+            return
+        before = self.devices
+        self._keep(devices)
+        if self.devices != before:
+            self._on_devices(self.devices)
+
+    def _keep(self, devices: tuple[Device, ...]) -> None:
+        """Remember devices; a reader sees only what works now, and what was known before stays known."""
+        self.devices = tuple(({each.uuid: each for each in self.devices + devices}).values())
+        for device in self.devices:
+            self._heard.setdefault(device.uuid, time.monotonic())
 
     def _take_readings(self, answers: list[int], readings: list[Reading]) -> None:
         now = time.monotonic()
@@ -298,6 +311,8 @@ class Reader:
             await asyncio.sleep(min(1.0, self.silence_s / 4))
             now = time.monotonic()
             late = {uuid: now - at for uuid, at in self._heard.items() if now - at >= self.silence_s}
+            if not late:
+                self._may_replace, self._patience = 0.0, self.silence_s
             new = [uuid for uuid in late if now - self._silent.get(uuid, float("-inf")) >= self.silence_s]
             if not new:
                 continue

@@ -7,7 +7,7 @@ Rule 3: it ends when its standard input does, so that none is left behind when t
 
 Lines on standard output: {"kind": "devices" | "readings" | "event" | "trouble" | "unavailable", …}. Orders on
 standard
-input: {"order": "poll", "id": n} and {"order": "quit"}.
+input: {"order": "poll", "id": n}, {"order": "know", "devices": […]} and {"order": "quit"}.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpupool.core.model import Device, Reading, encode
+from jupyter_gpupool.core.model import Device, Reading, decode, encode
 from jupyter_gpupool.driver import simulated
 from jupyter_gpupool.driver.nvml import Driver, DriverError
 
@@ -95,6 +95,12 @@ class Poller:
             self.devices.update(found)
             self.output.write("devices", devices=[encode(each) for each in self.devices.values()])
 
+    def know(self, devices: list[Device]) -> None:
+        """Learn of devices that were here before this process: lost ones get a reading that says so."""
+        for device in devices:
+            self.driver.know(device.uuid, device.pci)
+            self.devices.setdefault(device.uuid, device)
+
     def start(self, number: int | None = None) -> None:
         """Begin a poll unless one is under way; `number` is told with the readings that answer it."""
         with self._lock:
@@ -123,7 +129,7 @@ class Poller:
             raise
 
     def _one_round(self, asked: list[int]) -> None:
-        for uuid in self.devices:
+        for uuid in list(self.devices):
             self._begin(uuid, self._read)
         self._begin(PRESENCE, self._absent)
         flying = dict(self._flying)
@@ -144,7 +150,7 @@ class Poller:
         except DriverError as error:
             self._trouble(error)
             return []
-        return [uuid for uuid in self.devices if uuid not in present]
+        return [uuid for uuid in list(self.devices) if uuid not in present]
 
     def _begin(self, name: str, call: Callable[[str], Any]) -> None:
         if name in self._flying:
@@ -216,7 +222,7 @@ def orders(interval_s: float, poller: Poller) -> None:
         if not data:
             return
         *lines, pending = (pending + data).split(b"\n")
-        if any(not _obey(line, poller) for line in lines):
+        if not all(_obey(line, poller) for line in lines):
             return
 
 
@@ -228,6 +234,8 @@ def _obey(line: bytes, poller: Poller) -> bool:
         return True
     if order.get("order") == "poll":
         poller.start(order.get("id"))
+    elif order.get("order") == "know":
+        poller.know([decode(Device, each) for each in order["devices"]])
     return bool(order.get("order") != "quit")
 
 

@@ -77,6 +77,7 @@ class Record:
         data = {"start": found[0] if found else 0, "uses": self.uses}
         draft = self.file.with_suffix(".tmp")
         draft.write_text(json.dumps(data), encoding="ascii")
+        draft.chmod(0o644)  # who may enter the folder may read it
         draft.replace(self.file)
 
 

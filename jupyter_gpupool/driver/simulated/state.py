@@ -79,6 +79,7 @@ class State:
 
     def _publish(self, data: dict[str, Any], before: int) -> None:
         draft = self.path / "state.tmp"  # one name is enough: the lock is held
+        draft.unlink(missing_ok=True)  # left by a writer that was killed, perhaps of another user
         draft.write_text(json.dumps(data), encoding="utf-8")
         draft.chmod(0o644 if data.get("shared") else 0o600)
         version = max(time.time_ns(), before + 1)
