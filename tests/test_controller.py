@@ -91,7 +91,7 @@ def test_the_controllers_end_on_sigterm_is_soft_and_its_ports_stay(pool):
     pool.wait_for_nodes({"node-1", "node-2"})
 
 
-def test_a_drill_condemns_the_device_and_the_next_one_brings_it_back(pool):
+def test_a_drill_condemns_the_device_and_its_end_brings_it_back(pool):
     def verdict() -> str:
         devices = pool.call("GET", "/v1/devices")["devices"]
         return next(each["verdict"] for each in devices if each["name"] == "node-2/gpu3")
@@ -101,3 +101,5 @@ def test_a_drill_condemns_the_device_and_the_next_one_brings_it_back(pool):
     )
     pool.call("POST", f"/v1/health/{device}", {"action": "drill", "xid": 79})
     wait_for(lambda: verdict() == "gone", "the device is gone")
+    pool.call("POST", f"/v1/health/{device}", {"action": "undrill"})
+    wait_for(lambda: verdict() in ("fine", "watch"), "the device is back")

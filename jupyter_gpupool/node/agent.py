@@ -305,10 +305,15 @@ class Agent:
 
         machine = Machine(self._settings.simulated["GPUPOOL_SIMULATED"])
         try:
-            await asyncio.to_thread(machine.lose if xid else machine.restore, device, *([xid] if xid else []))
+            if xid:
+                await asyncio.to_thread(machine.lose, device, xid)
+            else:
+                await asyncio.to_thread(machine.restore, device)
         except (KeyError, ValueError, OSError) as error:
             return {"why": f"{device} cannot be broken: {error}"}
-        self._reader.poll()
+        await self._fitness.look()
+        if not xid:
+            self._fitness.forgive(device)
         return {"why": ""}
 
     async def _answer_forgive(self, order: Message) -> Message:

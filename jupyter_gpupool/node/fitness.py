@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 #: Seconds to wait for a reading that was asked for.
 POLL = 3.0
-DRILL = "a drill"
 
 
 def now_ms() -> int:
@@ -83,7 +82,7 @@ class Fitness:
         if xid:
             self.on_event(NvmlEvent(device=device, now=now_ms(), kind="xid", xid=xid))
         else:
-            self._follow(self._judge.forgive(device, now_ms()))
+            self.forgive(device)
 
     def forgive(self, device: str) -> None:
         """A person says that a device is fit."""
@@ -91,9 +90,13 @@ class Fitness:
 
     async def suspect(self, device: str) -> dict[str, Any]:
         """Judge a device on which a task has failed: ask the driver, and return the verdict as an order."""
+        await self.look()
+        return order_of(self._judge.opinion(device, now_ms()))
+
+    async def look(self) -> None:
+        """Ask the driver now, and wait for its answer, but not for ever."""
         with contextlib.suppress(TimeoutError, asyncio.CancelledError):
             await asyncio.wait_for(asyncio.shield(self._poll()), POLL)
-        return order_of(self._judge.opinion(device, now_ms()))
 
     def opinions(self) -> list[dict[str, Any]]:
         """Return the verdicts as they stand, as reports; no past restarts.
