@@ -361,6 +361,16 @@ class TestWayBack:
         bench.read(0, ecc_uncorrected=0)
         assert (bench.verdict(0), bench.changes[-1].probation) == (FINE, True)
 
+    def test_a_gpu_that_fell_off_the_bus_and_answers_has_been_reset(self):
+        """One that answers in the same moment was read before it fell."""
+        bench = Bench()
+        bench.xid(79)
+        bench.read(0)
+        assert bench.verdict(0) is GONE
+        bench.wait(15 * SECOND)
+        bench.read(0)
+        assert (bench.verdict(0), bench.changes[-1].probation) == (FINE, True)
+
     def test_good_readings_alone_bring_nothing_back(self):
         bench = Bench()
         bench.xid(95)

@@ -311,6 +311,7 @@ def test_19_unhealthy_is_not_for_ever(room):
     """A GPU once counted as bad until the monitor was restarted, although it had been reset."""
     room.machine.fail("gpu2", 79)
     room.until(lambda: room.verdict(2) is Verdict.GONE)
+    room.poll()
     room.machine.restore("gpu2")
     room.until(lambda: room.verdict(2) is Verdict.FINE)
     assert room.changes[-1].probation

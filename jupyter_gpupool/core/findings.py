@@ -27,7 +27,7 @@ class FindingKind(StrEnum):
     """What a finding is about; never a device."""
 
     MONITOR = "monitor"  # reading the driver does not work
-    PROGRAM = "program"  # the subject is a lease; its owner is to be told
+    PROGRAM = "program"  # the subject is the user whose program it is, who is to be told
     NODE = "node"
     POOL = "pool"  # a person has to decide
 
@@ -38,7 +38,7 @@ class Finding:
 
     now: int
     about: FindingKind
-    #: A lease, a node, the UUID of a device that cannot be read, or "pool".
+    #: A user, a node, the UUID of a device that cannot be read, or "pool".
     subject: str
     sentence: str
     #: More, for machines (JSON text).

@@ -129,7 +129,7 @@ class Judge:
         seen = self._history(reading.device, reading.now)
         error = reading.error.upper().removeprefix("NVML_ERROR_")
         if not error:
-            reset = seen.take_reading(reading)
+            reset = seen.take_reading(reading) or seen.answers_again(reading.now, self.limits.coalesce)
             return self._settle(seen, reading.now, cure="a reset" if reset else "")
         if error in (*memory.BROKEN, *memory.ILL):
             seen.take_error(reading, error)
@@ -141,7 +141,8 @@ class Judge:
 
         Args:
             event: The announcement.
-            programs: Ids of the leases with work on the device (of a MIG instance: on that one) at that time.
+            programs: Whose programs were on the device (of a MIG instance: on that one): names of users. Not
+                of leases, since a person who tries again after a crash has another lease each time.
         """
         seen = self._history(event.device, event.now)
         row = lookup_event(event, dict(self.limits.xids))
@@ -374,7 +375,8 @@ class Judge:
         if program == LINKS:
             says = f"NVLink errors on {names}: look at the links between them."
             return self._finding(FindingKind.NODE, self.node, says, now, devices=devices)
-        says = f"Errors of the program's own kind came on {names}: the fault is the program's, not the GPUs'."
+        whose = f"{program}'s program" if program else "a program of nobody known"
+        says = f"The same kind of error came on {names} under {whose}: the fault is its own, not the GPUs'."
         return self._finding(FindingKind.PROGRAM, program, says, now, devices=devices)
 
     def _drop_the_long_gone(self, now: int) -> None:

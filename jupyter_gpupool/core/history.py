@@ -55,7 +55,7 @@ class Incident:
     count: int = 1
     #: The GPU instance that it concerns, or -1: the whole device.
     instance: int = -1
-    #: The leases whose work was there. More than one: it may be any of them. None: it is not known.
+    #: The users whose programs were there. More than one: it may be any of them. None: it is not known.
     programs: list[str] = field(default_factory=list)
 
 
@@ -232,6 +232,10 @@ class History:
         """Give the incidents of these classes, oldest first."""
         return [each for each in self.incidents if each.kind in kinds]
 
+    def answers_again(self, now: int, gap: int) -> bool:
+        """Say whether it answers `gap` ms after it was said to be off the bus: it must have been reset."""
+        return any(now - each.last >= gap for each in self.of(XidClass.GONE))
+
     def unexplained_ecc(self, now: int, gap: int) -> int:
         """Count uncorrected memory errors that no contained one explains, once it has had `gap` ms to."""
         contained = self.of(XidClass.CONTAINED)
@@ -306,7 +310,7 @@ def _merge(incident: Incident, label: str, now: int, programs: Iterable[str]) ->
 
 @dataclass(slots=True)
 class Programs:
-    """On which devices each program (lease) has had errors of its own kind."""
+    """On which devices the programs of each user have had errors of their own kind."""
 
     #: program -> device -> time of the last one. "" stands for programs that are not known.
     seen: dict[str, dict[str, int]] = field(default_factory=dict)

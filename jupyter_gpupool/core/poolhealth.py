@@ -137,8 +137,8 @@ class PoolJudge:
         explained = bool(programs) and all(program in self.told for program in programs)
         if evidence.get("rule") != "application repeated" or not explained:
             return change
-        names = " and ".join(f"lease {program}" for program in programs)
-        says = f"Its errors came under {names}, which fails on other nodes too: the fault is the program's."
+        names = " and ".join(f"{program}'s program" for program in programs)
+        says = f"Its errors came under {names}, which fails on other nodes too: the fault is its own."
         return replace(
             change, verdict=Verdict.RESTART_WORKER, sentence=says, cause="health: program at fault"
         )
@@ -146,8 +146,8 @@ class PoolJudge:
     def _at_fault(self, program: str, now: int) -> Finding:
         devices = self._spreading()[program]
         nodes = sorted({self.nodes[device] for device in devices if device in self.nodes})
-        says = f"Errors of the program's own kind came on {len(devices)} GPUs of {', '.join(nodes)}: "
-        says += "the fault is the program's, not the GPUs'."
+        says = f"The same kind of error came on {len(devices)} GPUs of {', '.join(nodes)} under {program}'s "
+        says += "program: the fault is its own, not the GPUs'."
         evidence = json.dumps({"devices": devices})
         return Finding(now=now, about=FindingKind.PROGRAM, subject=program, sentence=says, evidence=evidence)
 

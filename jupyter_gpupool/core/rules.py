@@ -190,9 +190,7 @@ def _application_spread(case: Case) -> Found:
 
 
 def _programs(programs: list[str]) -> str:
-    return " or ".join(
-        f"lease {program}" if program else "a program outside the pool" for program in programs
-    )
+    return " or ".join(f"{each}'s program" if each else "a program of nobody known" for each in programs)
 
 
 def _application(case: Case) -> Found:
