@@ -102,6 +102,8 @@ class Judge:
         self.programs = Programs()
         #: Programs, and links, whose spreading has been told.
         self.told: list[str] = []
+        #: Look for readings that stopped; off where the reader's own watchdog tells of them.
+        self.watches = True
         #: Devices whose readings have stopped, as has been told; the node's name: all of them.
         self.silent: list[str] = []
         #: The last error for which the driver listed nothing, as has been told.
@@ -158,7 +160,7 @@ class Judge:
 
     def tick(self, now: int) -> Outcome:
         """Let time pass: warnings end, clean periods end, readings are found to have stopped."""
-        return self._settle_all(now) + self._silence(now)
+        return self._settle_all(now) + (self._silence(now) if self.watches else Outcome())
 
     def blame(self, program: str, now: int) -> Outcome:
         """Learn from the pool that a program fails on other nodes too: nothing here is to suffer for it."""

@@ -92,7 +92,12 @@ class Agent:
             switches_users=switches_users(),
         )
         self._fitness = Fitness(
-            folder / "health.json", member.name, self._on_report, self._reader.poll, self._leases_on
+            folder / "health.json",
+            member.name,
+            self._on_report,
+            self._reader.poll,
+            self._leases.users_on,
+            interval_s=settings.interval,
         )
         self._outside = OutsideWatch(self._leases.owner)
         self._connection = Connection(
@@ -133,6 +138,7 @@ class Agent:
         await self._end_the_dead()
         self._do(self._connection.run())
         self._do(self._lock_again())
+        self._do(self._fitness.keep())
         await self._gone.wait()
 
     async def _end_the_dead(self) -> None:
@@ -209,7 +215,10 @@ class Agent:
         self._fitness.on_event(event)
 
     def _on_silence(self, finding: Finding) -> None:
-        logger.warning("%s: %s", finding.device or self._member.name, finding.sentence)
+        subject = finding.device or self._member.name
+        logger.warning("%s: %s", subject, finding.sentence)
+        sentence = f"{subject}: {finding.sentence}. That condemns no device."
+        self._on_report({"report": "finding", "about": "monitor", "subject": subject, "sentence": sentence})
 
     async def _device_pids(self, device: str) -> set[int]:
         """Answer with the PIDs that the driver lists on a device now; a driver that hangs lists none."""
@@ -217,11 +226,6 @@ class Agent:
         with contextlib.suppress(TimeoutError, asyncio.CancelledError):
             readings = await asyncio.wait_for(asyncio.shield(self._reader.poll()), LAST_WORDS)
         return {pid for each in readings if each.device == device for pid, _ in each.processes}
-
-    def _leases_on(self, device: str, instance: int) -> list[str]:
-        """Say which leases have work on a device; its MIG instances are not told apart here."""
-        del instance
-        return sorted({part["lease"] for part in self._leases.parts() if part["device"] == device})
 
     # --------------------------------------------------------------------------------------- the controller
 
@@ -306,7 +310,7 @@ class Agent:
         machine = Machine(self._settings.simulated["GPUPOOL_SIMULATED"])
         try:
             if xid:
-                await asyncio.to_thread(machine.lose, device, xid)
+                await asyncio.to_thread(machine.fail, device, xid)
             else:
                 await asyncio.to_thread(machine.restore, device)
         except (KeyError, ValueError, OSError) as error:
@@ -320,12 +324,25 @@ class Agent:
         self._fitness.forgive(str(order.get("device")))
         return {"why": ""}
 
+    async def _answer_blame(self, order: Message) -> Message:
+        self._fitness.blame(str(order.get("user")))
+        return {"why": ""}
+
+    async def _answer_thresholds(self, order: Message) -> Message:
+        try:
+            self._fitness.set_limits(dict(order.get("limits") or {}))
+        except (TypeError, ValueError) as error:
+            return {"why": f"The thresholds are not used: {error}"}
+        return {"why": ""}
+
 
 #: Questions of the controller's, and who answers them.
 ANSWERS = {
     "logs": Agent._answer_logs,  # noqa: SLF001 - the table of this class
     "drill": Agent._answer_drill,  # noqa: SLF001
     "forgive": Agent._answer_forgive,  # noqa: SLF001
+    "blame": Agent._answer_blame,  # noqa: SLF001
+    "thresholds": Agent._answer_thresholds,  # noqa: SLF001
 }
 
 

@@ -1,7 +1,7 @@
 """The fitness of a node's devices: readings and NVML events go in, changed verdicts and findings come out.
 
-The rules are `core.health`; here are the clock, the file in which they keep their memory over a restart of
-the agent, and the tasks' suspicions, for each of which the driver is asked at once.
+The rules are `core.health`; here are the clock, the files that keep their memory and their thresholds over a
+restart of the agent, and the tasks' suspicions, for each of which the driver is asked at once.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import contextlib
 import json
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpupool.core.health import Judge, Outcome
+from jupyter_gpupool.core.health import CONDEMNED, Judge, Outcome, Thresholds
 from jupyter_gpupool.core.model import NvmlEvent, Verdict
 from jupyter_gpupool.node.guard import boot_id
 
@@ -27,6 +28,10 @@ logger = logging.getLogger(__name__)
 
 #: Seconds to wait for a reading that was asked for.
 POLL = 3.0
+#: Seconds that an NVML event may come later than the task's error that it explains.
+LATER = 0.3
+#: Seconds between two looks at the time, and between two saves.
+TICK, SAVE = 5.0, 60.0
 
 
 def now_ms() -> int:
@@ -42,7 +47,8 @@ class Fitness:
         node: The node's name.
         report: Called with each changed verdict and each finding, as a report.
         poll: Asks the driver for readings now.
-        leases_on: Says which leases have work on a device, or on a MIG instance of it.
+        users_on: Says whose work is on a device.
+        interval_s: Seconds between two readings.
     """
 
     def __init__(
@@ -51,14 +57,30 @@ class Fitness:
         node: str,
         report: Callable[[dict[str, Any]], None],
         poll: Callable[[], Awaitable[Any]],
-        leases_on: Callable[[str, int], Iterable[str]],
+        users_on: Callable[[str], Iterable[str]],
+        *,
+        interval_s: float = 15.0,
     ) -> None:
         self._path = path
         self._report = report
         self._poll = poll
-        self._leases_on = leases_on
+        self._users_on = users_on
+        self._interval = interval_s
         self._tasks: set[asyncio.Task[Any]] = set()
         self._judge, self._remembers = _restore(path, node)
+        self._judge.watches = False  # the reader's watchdog does, and replaces the reader
+        self._thresholds = path.with_name("thresholds.json")
+        self._limit(_read_thresholds(self._thresholds))
+
+    async def keep(self) -> None:
+        """Let time pass, and write down what is remembered, until cancelled."""
+        saved = time.monotonic()
+        while True:
+            await asyncio.sleep(TICK)
+            self._follow(self._judge.tick(now_ms()))
+            if time.monotonic() - saved >= SAVE:
+                saved = time.monotonic()
+                self.save()
 
     # ------------------------------------------------------------------------------------------------ inputs
 
@@ -67,15 +89,15 @@ class Fitness:
         self._follow(self._judge.devices(devices, now_ms(), boot=boot_id()))
 
     def on_readings(self, readings: list[Reading]) -> None:
-        """Take what a poll says, and let the time pass that has passed."""
-        outcome = self._judge.tick(now_ms())
+        """Take what a poll says, and what follows from it for other devices."""
+        outcome = Outcome()
         for reading in readings:
             outcome += self._judge.reading(reading)
-        self._follow(outcome)
+        self._follow(outcome + self._judge.tick(now_ms()))
 
     def on_event(self, event: NvmlEvent) -> None:
         """Take what the driver announces."""
-        self._follow(self._judge.event(event, self._leases_on(event.device, event.gpu_instance)))
+        self._follow(self._judge.event(event, self._users_on(event.device)))
 
     def drill(self, device: str, xid: int) -> None:
         """Take a fault that a person has made up; XID 0 takes it back."""
@@ -88,10 +110,33 @@ class Fitness:
         """A person says that a device is fit."""
         self._follow(self._judge.forgive(device, now_ms()))
 
+    def blame(self, user: str) -> None:
+        """A person's program fails on other nodes too: no device here is to suffer for it."""
+        self._follow(self._judge.blame(user, now_ms()))
+
+    def set_limits(self, data: dict[str, Any]) -> None:
+        """Take the pool's thresholds, and keep them for a start without the controller.
+
+        Args:
+            data: As `core.thresholds.Thresholds.parse` reads them.
+
+        Raises:
+            ValueError: They are wrong; nothing has changed.
+        """
+        self._limit(Thresholds.parse(data))
+        _write(self._thresholds, json.dumps(data))
+        self._follow(self._judge.tick(now_ms()))
+
+    def _limit(self, limits: Thresholds) -> None:
+        two_polls = int(2000 * self._interval) + 10_000
+        self._judge.limits = replace(limits, silence=max(limits.silence, two_polls))
+
     async def suspect(self, device: str) -> dict[str, Any]:
         """Judge a device on which a task has failed: ask the driver, and return the verdict as an order."""
         await self.look()
-        return order_of(self._judge.opinion(device, now_ms()))
+        if self._judge.opinion(device, now_ms()).verdict not in CONDEMNED:
+            await asyncio.sleep(LATER)
+        return {**order_of(self._judge.opinion(device, now_ms())), "final": True}
 
     async def look(self) -> None:
         """Ask the driver now, and wait for its answer, but not for ever."""
@@ -129,12 +174,26 @@ class Fitness:
 
     def save(self) -> None:
         """Write down what is remembered; without it, histories begin anew."""
-        part = self._path.with_suffix(".part")
-        try:
-            part.write_text(json.dumps(self._judge.snapshot()), encoding="utf-8")
-            part.replace(self._path)
-        except OSError as error:
-            logger.warning("%s cannot be written: %s", self._path, error)
+        _write(self._path, json.dumps(self._judge.snapshot()))
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_suffix(".part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        logger.warning("%s cannot be written: %s", path, error)
+
+
+def _read_thresholds(path: Path) -> Thresholds:
+    try:
+        return Thresholds.parse(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        logger.warning("%s is not used (%s): the defaults are.", path, error)
+    return Thresholds()
 
 
 def report_of(change: VerdictChanged) -> dict[str, Any]:
@@ -165,6 +224,6 @@ def _restore(path: Path, node: str) -> tuple[Judge, bool]:
         return Judge.restore(json.loads(path.read_text(encoding="utf-8"))), True
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         logger.warning("%s is not used (%s): the devices' histories begin anew.", path, error)
     return Judge(node, boot=boot_id()), False

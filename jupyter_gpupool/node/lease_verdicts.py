@@ -34,10 +34,14 @@ class Verdicts:
     def say(self, order: dict[str, Any]) -> None:
         """Take a verdict from the agent, changed or confirmed.
 
+        A mild one in between answers nobody: the reading of a failing device may come before its XID.
+
         Args:
-            order: device, verdict and sentence.
+            order: device, verdict and sentence; `final` in the answer to a suspicion.
         """
         self._last[order["device"]] = order
+        if not order.get("final") and order["verdict"] not in _CERTAIN:
+            return
         for answer in self._waiting.pop(order["device"], ()):
             if not answer.done():
                 answer.set_result(order)

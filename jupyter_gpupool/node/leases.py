@@ -147,6 +147,15 @@ class Leases:
         """Answer with the slices that are here, as `core.model.encode` writes them."""
         return [dict(each.slice) for each in self._table.entries.values() if each.slice]
 
+    def users_on(self, device: str) -> list[str]:
+        """Answer with the people whose slices are on a device.
+
+        Args:
+            device: Its UUID.
+        """
+        there = (each for each in self._table.entries.values() if each.slice)
+        return sorted({each.user for each in there if each.slice.get("device") == device})
+
     async def obey(self, order: dict[str, Any]) -> None:
         """Carry out one order; the reports say what came of it.
 
