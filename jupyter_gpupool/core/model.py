@@ -154,6 +154,24 @@ class Instance:
     uuid: str = ""
     #: bytes
     memory: int = 0
+    #: The pool makes it for a slice and destroys it afterwards; else it was there before and stays.
+    made: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigProfile:
+    """A kind of MIG instance, as the driver describes it."""
+
+    name: str  # "1g.10gb"
+    #: Memory slices, and in which of them it may start.
+    size: int
+    starts: tuple[int, ...]
+    #: Compute slices.
+    compute: int
+    #: bytes
+    memory: int
+    #: How many there can be on a device; 0: as many as have room.
+    most: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +198,8 @@ class Device:
     mig_managed: bool = False
     #: The MIG instances that exist on it and are offered as they are.
     instances: tuple[Instance, ...] = ()
+    #: What the driver says that it can be cut into; empty: as its model's are (`core.mig`).
+    profiles: tuple[MigProfile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +259,7 @@ class Project:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a person asks for: `count` slices of a kind, whole GPUs unless `milli`, `vram` or `mig` says else."""
+    """What a person asks for: `count` slices, whole GPUs unless `milli`, `vram` or `mig` says else."""
 
     id: str
     user: str
@@ -372,6 +392,10 @@ class Defaults:
     idle_warnings: int = 2
     #: Between the warnings, and between the last one and the lease becoming preemptible.
     idle_warning_gap: int = 15 * MINUTE
+    #: What runs is charged so far ahead from its grant on, so that a burst of grants gains nothing.
+    charged_ahead: int = 10 * MINUTE
+    #: How fast usage runs on a model, for one GPU; a model that is not named: its memory in GB.
+    model_weights: Amounts = ()
     #: How many blocked heads of the queue get a reservation.
     reservations: int = 4
     #: After so long without a word a node is declared lost.
@@ -810,6 +834,6 @@ def required_fields(kind: type) -> tuple[str, ...]:
     """Names of the fields without a default, for messages and descriptions."""
     return tuple(
         each.name
-        for each in fields(typing.cast("Any", kind))
+        for each in fields(typing.cast("type[PoolEvent]", kind))
         if each.default is MISSING and each.default_factory is MISSING
     )
