@@ -21,7 +21,16 @@ from jupyter_gpupool.controller.api import ApiError, Limits
 from jupyter_gpupool.controller.auth import security
 from jupyter_gpupool.controller.routes import ROUTES, serve
 from jupyter_gpupool.controller.store import StoreError
-from jupyter_gpupool.core.model import LeaseState, Reading, Reason, Verdict, VerdictChanged, encode
+from jupyter_gpupool.core.model import (
+    LeaseScaled,
+    LeaseState,
+    Reading,
+    Reason,
+    Verdict,
+    VerdictChanged,
+    encode,
+)
+from jupyter_gpupool.core.pool import HANDLERS
 from tests.controller_kit import DESCRIPTION, Kit, check, dumped, running
 from tests.pool_helpers import node
 
@@ -163,6 +172,8 @@ async def test_a_lease_is_extended_kept_and_shared_one_thing_at_a_time(tmp_path)
         says(await kit.call("ann", "PATCH", path, {"extend": "300d"}), 400, "time_limit")
         assert (await kit.call("ann", "PATCH", path, {"keep": True})).status_code == 200
         says(await kit.call("ann", "PATCH", path, {}), 400, "bad_request", "one thing at a time")
+        if LeaseScaled not in HANDLERS:
+            says(await kit.call("ann", "PATCH", path, {"gpus": 2}), 400, "bad_request", "cannot do that yet")
         await kit.call("ann", "DELETE", path)
         says(await kit.call("ann", "PATCH", path, {"extend": "30m"}), 409, "lease_over")
         says(await kit.call("ann", "PATCH", path, {"share": ["ben"]}), 409, "lease_over")

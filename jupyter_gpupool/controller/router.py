@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.controller.fields import Field, Wrong, shown
 from jupyter_gpupool.controller.problems import Problem
-from jupyter_gpupool.core.model import Reason, RefuseRequest
+from jupyter_gpupool.core.model import Reason, Refusal, RefuseRequest
+from jupyter_gpupool.core.pool import HANDLERS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from jupyter_gpupool.controller.auth import Person
     from jupyter_gpupool.controller.face import ControllerFace
     from jupyter_gpupool.controller.store import Once
-    from jupyter_gpupool.core.model import PoolEvent, Refusal
+    from jupyter_gpupool.core.model import PoolEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +129,9 @@ def submit(call: Call, event: PoolEvent, once: Once | None = None) -> list[Refus
     Raises:
         StoreError: It could not be journaled; nothing has changed.
     """
+    if type(event) not in HANDLERS:  # the API may know of something before the pool does
+        name = type(event).__name__
+        return [Refusal(reason=Reason.BAD_REQUEST, sentence=f"This pool cannot do that yet ({name}).")]
     orders = call.controller.submit(event, once)
     return [no for each in orders if isinstance(each, RefuseRequest) for no in each.refusals]
 

@@ -6,10 +6,11 @@ import asyncio
 import hashlib
 import json
 import secrets
+import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpupool.controller import fields, views
+from jupyter_gpupool.controller import fields, lease_views, views
 from jupyter_gpupool.controller.fields import Field
 from jupyter_gpupool.controller.parse import Asker, parse_change, parse_request
 from jupyter_gpupool.controller.problems import Problem, Trouble, unknown_lease
@@ -33,9 +34,8 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks at why a request waits, for one who waits for news of it: each look costs.
 LOOK_S = 0.25
-#: The most leases in one answer, and of how many waiting ones among them the reasons are worked out.
+#: The most leases in one answer.
 PAGE = 500
-EXPLAINED = 20
 KEY_LENGTH = 200
 
 
@@ -119,12 +119,12 @@ def _trial(face: ControllerFace, wanted: Request) -> dict[str, Any]:
     why = face.pool.would(wanted, wanted.arrived)
     if why.reasons and not why.starts_now and not why.place:  # it would not even wait
         raise Problem.refused(why.reasons)
-    return views.explanation(face, why)
+    return lease_views.explanation(face, why)
 
 
 def _made(face: ControllerFace, record: Lease) -> Answer:
     headers = {"Location": f"/v1/leases/{record.id}"}
-    return Answer(views.lease(face, record), HTTPStatus.CREATED, headers)
+    return Answer(lease_views.lease(face, record), HTTPStatus.CREATED, headers)
 
 
 # -------------------------------------------------------------------------------------- looking at them
@@ -138,7 +138,7 @@ def reached(call: Call) -> Lease:
     """
     face, ident = call.controller, call.path["lease"]
     record = face.pool.leases.get(ident)
-    if record is None or not views.may_see(record, call.asker, face.store.shared_to(call.asker.user)):
+    if record is None or not lease_views.may_see(record, call.asker, face.store.shared_to(call.asker.user)):
         raise unknown_lease(ident[:64])
     return record
 
@@ -171,10 +171,8 @@ async def leases(call: Call) -> Answer:
     found.sort(key=lambda each: (-each.request.arrived, each.id))
     start = next((n for n, each in enumerate(found, start=1) if each.id == query.get("after")), 0)
     page = found[start : start + query.get("limit", PAGE)]
-    budget, rows = EXPLAINED, []
-    for each in page:
-        budget -= each.state in views.WAITING
-        rows.append(views.lease(face, each, explained=budget >= 0))
+    end = time.monotonic() + lease_views.PATIENCE_S
+    rows = [lease_views.lease(face, each, explained=time.monotonic() < end) for each in page]
     more = page[-1].id if page and start + len(page) < len(found) else None
     return Answer({"leases": rows, "next": more})
 
@@ -185,7 +183,7 @@ async def lease(call: Call) -> Answer:
     end = loop.time() + call.query.get("wait", 0.0)
     while True:
         record = reached(call)
-        view = views.lease(face, record)
+        view = lease_views.lease(face, record)
         if view["version"] != call.query.get("version") or loop.time() >= end:
             return Answer(view)
         await _news(face, record.id, record.version, end)
@@ -213,7 +211,7 @@ async def _news(face: ControllerFace, ident: str, version: int, end: float) -> N
 async def explain(call: Call) -> Answer:
     """Say why a lease is where it is."""
     face, record = call.controller, reached(call)
-    return Answer(views.explanation(face, face.pool.explain(record.id, face.clock.now())))
+    return Answer(lease_views.explanation(face, face.pool.explain(record.id, face.clock.now())))
 
 
 async def connection(call: Call) -> Answer:
@@ -283,7 +281,7 @@ async def change(call: Call) -> Answer:
         else:
             event = LeaseKept(now=now, cause=by, lease=record.id)
         accepted(call, event)
-    return Answer(views.lease(face, record))
+    return Answer(lease_views.lease(face, record))
 
 
 def _share(call: Call, record: Lease, users: tuple[str, ...]) -> None:

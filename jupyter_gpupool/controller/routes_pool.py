@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpupool.controller import fields, views
+from jupyter_gpupool.controller import fields, lease_views, views
 from jupyter_gpupool.controller.fields import Field
 from jupyter_gpupool.controller.router import Answer, Call, Route
 
@@ -18,11 +18,19 @@ if TYPE_CHECKING:
 PAGE = 500
 #: For so many seconds the same look at the devices serves everybody who asks.
 FRESH_S = 0.25
+#: A look at very many devices costs; so many times its cost passes before the next one.
+REST = 4
 
 
 async def pool(call: Call) -> Answer:
     """Say what the pool is and how it stands."""
-    return Answer(views.pool(call.controller, call.asker))
+    face, person = call.controller, call.asker
+    version, common = call.memory.get("pool", (-1, {}))
+    if version != face.pool.version:
+        common = views.pool(face)
+        call.memory["pool"] = (face.pool.version, common)
+    user = {"name": person.user, "admin": person.admin, "scopes": sorted(person.scopes)}
+    return Answer({**common, "user": user})
 
 
 class Devices:
@@ -36,7 +44,9 @@ class Devices:
         #: UUID -> (number of the last change, digest, row), and of those that are gone.
         self._rows: dict[str, tuple[int, int, dict[str, Any]]] = {}
         self._gone: dict[str, int] = {}
-        self._looked = -FRESH_S
+        #: Until when the rows are good: whatever happens, and while nothing does.
+        self._good_until = 0.0
+        self._fresh_until = 0.0
         self._version = -1
 
     def answer(self, face: ControllerFace, person: Person, since: int) -> dict[str, Any]:
@@ -55,9 +65,14 @@ class Devices:
     def _look(self, face: ControllerFace) -> None:
         """Look at the devices, unless that has just been done."""
         now = time.monotonic()
-        if face.pool.version == self._version and now - self._looked < FRESH_S:
+        if now < (self._fresh_until if face.pool.version == self._version else self._good_until):
             return
-        self._looked, self._version = now, face.pool.version
+        self._version = face.pool.version
+        self._renew(face)
+        cost = time.monotonic() - now
+        self._good_until, self._fresh_until = now + REST * cost, now + max(FRESH_S, REST * cost)
+
+    def _renew(self, face: ControllerFace) -> None:
         rows = {row["uuid"]: row for row in views.devices(face)}
         changed = [uuid for uuid, row in rows.items() if self._differs(uuid, row)]
         gone = self._rows.keys() - rows.keys()
@@ -96,7 +111,7 @@ async def devices(call: Call) -> Answer:
 
 async def queue(call: Call) -> Answer:
     """List who waits, the next one first."""
-    return Answer({"queue": views.queue(call.controller, call.asker, call.query.get("limit", 100))})
+    return Answer({"queue": lease_views.queue(call.controller, call.asker, call.query.get("limit", 100))})
 
 
 async def projects(call: Call) -> Answer:
