@@ -46,6 +46,8 @@ def log_to(path: str) -> None:
     distributed.propagate = True
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
+    # each heartbeat that an absent controller does not answer would be a page of traceback
+    logging.getLogger("distributed.worker").setLevel(logging.CRITICAL)
 
 
 def on_signals(stop: Callable[[], None]) -> None:

@@ -51,7 +51,7 @@ SETTINGS: Final[dict[str, Any]] = {
     "distributed.scheduler.active-memory-manager.start": False,
     "distributed.scheduler.events-cleanup-delay": "1 minute",
     "distributed.scheduler.http.routes": [],
-    "distributed.scheduler.worker-ttl": "15s",  # a machine that vanished without a word
+    "distributed.scheduler.worker-ttl": "10s",  # a machine that vanished without a word
     "distributed.scheduler.preload": [],  # a user's Dask configuration is for their leases, not for the pool
     "distributed.worker.preload": [],
     "distributed.worker.http.routes": [],
@@ -64,9 +64,16 @@ SETTINGS: Final[dict[str, Any]] = {
     "distributed.comm.compression": False,
 }
 #: Seconds between two heartbeats of an agent.
-HEARTBEAT: Final = 5
+HEARTBEAT: Final = 3
 #: Dask's periodic callbacks that only matter where tasks run.
-NEEDLESS: Final = ("idle-timeout", "no-workers-timeout", "find-missing", "shift_counters", "ticks")
+NEEDLESS: Final = (
+    "idle-timeout",
+    "no-workers-timeout",
+    "find-missing",
+    "shift_counters",
+    "ticks",
+    "worker-ttl",
+)
 
 
 @dataclass(frozen=True, slots=True)

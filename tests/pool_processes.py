@@ -116,6 +116,12 @@ class PoolProcesses:
         self.running[name].send_signal(number)
         self.running[name].wait(WAIT)
 
+    def tables(self) -> list[tuple[str, dict[str, Any]]]:
+        """What the agents have on their lists of lease processes: the agent's mark, and the entry."""
+        paths = [self.folder / name / "leases" / "leases.json" for name in self.nodes]
+        tables = [json.loads(path.read_text()) for path in paths if path.exists()]
+        return [(table["agent"], entry) for table in tables for entry in table["entries"]]
+
     def log(self, name: str) -> str:
         parts = [self.folder / name / each for each in ("err", "log")]
         return "".join(each.read_text(errors="replace") for each in parts if each.exists())

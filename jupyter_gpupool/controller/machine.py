@@ -156,6 +156,7 @@ class Controller:
         while True:
             await asyncio.sleep(TICK)
             try:
+                await self.scheduler.check_worker_ttl()
                 self._tick()
             except StoreError as error:
                 logger.error("%s", error)  # noqa: TRY400 - one sentence is all there is to it

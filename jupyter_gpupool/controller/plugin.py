@@ -75,7 +75,10 @@ class PoolScheduler(Scheduler):
         return {**answer, "heartbeat-interval": wire.HEARTBEAT}
 
     async def check_worker_ttl(self) -> None:
-        """Let go of agents that have not been heard for too long; Dask would try to restart them."""
+        """Let go of agents that have not been heard for too long; the controller calls it at each tick.
+
+        Dask would look once in that time only, and would try to restart them.
+        """
         now = time.time()
         for state in list(self.workers.values()):
             if self.worker_ttl and now - state.last_seen > self.worker_ttl:

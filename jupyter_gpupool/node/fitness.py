@@ -180,6 +180,7 @@ class Fitness:
 def _write(path: Path, text: str) -> None:
     part = path.with_suffix(".part")
     try:
+        part.touch(mode=0o600)
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     except OSError as error:

@@ -1,0 +1,398 @@
+"""The agent of a node: joining, surviving, adopting, and what it keeps from others."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from jupyter_gpupool import wire
+from jupyter_gpupool.core.model import Device, NvmlEvent, Reading, Verdict
+from jupyter_gpupool.driver import simulated
+from jupyter_gpupool.line import Line, read_line, write_line
+from jupyter_gpupool.node import guard, host, locks
+from jupyter_gpupool.node.connection import Connection
+from jupyter_gpupool.node.fitness import Fitness, now_ms
+from jupyter_gpupool.node.locks import DeviceLocks
+from jupyter_gpupool.node.membership import FILE, JoinError, Membership, join, load
+from jupyter_gpupool.node.outside import OutsideWatch
+from tests.pki import TestAuthority
+from tests.pool_processes import WAIT, PoolProcesses, wait_for
+
+SECRET = "GPUPOOL_TEST_SECRET"
+
+
+def a_device(index: int = 0) -> Device:
+    return Device(uuid=f"GPU-test-{index}-{os.getpid()}", node="node-1", index=index, model="H100", memory=1)
+
+
+# ------------------------------------------------------------------------------------- locks of the machine
+
+
+def _hold(folder: str, uuid: str, ready: Any, over: Any) -> None:
+    device = Device(uuid=uuid, node="n", index=0, model="H100", memory=1)
+    DeviceLocks("https://first:1", "ben", Path(folder)).take([device])
+    ready.set()
+    over.wait(WAIT)
+    os._exit(0)
+
+
+def test_a_second_pool_is_refused_a_gpu_with_the_first_ones_address_and_owner(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    ready, over, device = context.Event(), context.Event(), a_device()
+    process = context.Process(target=_hold, args=(str(tmp_path), device.uuid, ready, over))
+    process.start()
+    try:
+        assert ready.wait(WAIT)
+        second = DeviceLocks("https://second:2", "ann", tmp_path)
+        mine, refused = second.take([device, a_device(1)])
+        assert mine == (a_device(1),)
+        assert "https://first:1" in refused[device.uuid]
+        assert "ben" in refused[device.uuid]
+        process.kill()
+        process.join(WAIT)
+        assert second.take([device, a_device(1)]) == ((device, a_device(1)), {}), (
+            "it is free with its process"
+        )
+    finally:
+        process.kill()
+        process.join(WAIT)
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        lambda path: path.symlink_to("/etc/passwd"),
+        os.mkfifo,
+        lambda path: path.mkdir(),
+    ],
+    ids=["a link", "a pipe", "a folder"],
+)
+def test_what_is_no_plain_file_is_no_lock(tmp_path, prepare):
+    prepare(tmp_path / f"gpupool-{a_device().uuid}.lock")
+    mine, refused = DeviceLocks("https://x:1", "ann", tmp_path).take([a_device()])
+    assert mine == ()
+    assert "remove that file" in refused[a_device().uuid]
+    assert "root:" in Path("/etc/passwd").read_text(), "nothing was written through the link"
+
+
+def test_a_lock_is_anybodys_to_take_whatever_its_file_says(tmp_path):
+    path = tmp_path / f"gpupool-{a_device().uuid}.lock"
+    path.write_text('{"address": "\\u001b[31m", "owner": "x"}')
+    held = locks._open(path)
+    locks.fcntl.flock(held, locks.fcntl.LOCK_EX)
+    _, refused = DeviceLocks("https://x:1", "ann", tmp_path).take([a_device()])
+    assert "another pool on this machine" in refused[a_device().uuid], "what is not printable is not shown"
+    os.close(held)
+    mine = DeviceLocks("https://x:1", "ann", tmp_path)
+    assert mine.take([a_device()])[0]
+    assert path.stat().st_mode & 0o777 in (0o644, 0o666)
+    mine.release()
+
+
+# ---------------------------------------------------------------------------------------------- the machine
+
+
+def test_the_host_is_what_this_process_may_use(tmp_path):
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    (tmp_path / "memory.max").write_text("1000000\n")
+    assert host.cpus(tmp_path) == min(1500, len(os.sched_getaffinity(0)) * 1000)
+    assert host.memory(tmp_path) == 1_000_000
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert host.cpus(tmp_path) == len(os.sched_getaffinity(0)) * 1000
+    assert host.memory(tmp_path) == psutil.virtual_memory().total
+
+
+def test_a_process_from_outside_counts_when_it_is_seen_twice():
+    watch, mine = OutsideWatch(lambda pid: "L1/0" if pid == 1 else ""), os.getpid()
+    there = [Reading(device="g", now=0, processes=((1, 5), (mine, 5)))]
+    assert list(watch.changes(there)) == []
+    [(device, who)] = watch.changes(there)
+    assert device == "g"
+    assert f"PID {mine}, user " in who
+    assert list(watch.changes(there)) == [], "it is told once"
+    assert list(watch.changes([Reading(device="g", now=0)])) == [("g", "")]
+
+
+def test_a_pid_that_is_not_here_is_another_machines_view():
+    watch = OutsideWatch(lambda pid: "")
+    there = [Reading(device="g", now=0, processes=((2**22 + 1, 5),))]
+    assert list(watch.changes(there)) == list(watch.changes(there)) == []
+
+
+# -------------------------------------------------------------------------------------------------- fitness
+
+
+def _fitness(path: Path, reports: list[dict]) -> Fitness:
+    async def poll() -> None:
+        """A driver that answers with nothing new."""
+
+    return Fitness(path, "node-1", reports.append, poll, lambda device: ["ann"])
+
+
+@pytest.mark.asyncio
+async def test_a_verdict_is_remembered_over_a_restart_and_said_again(tmp_path):
+    reports: list[dict] = []
+    fitness = _fitness(tmp_path / "health.json", reports)
+    fitness.on_devices((a_device(),))
+    assert fitness.opinions() == [], "nothing to say of a device that nobody has heard of"
+    fitness.on_event(NvmlEvent(device=a_device().uuid, now=now_ms(), kind="xid", xid=79))
+    assert [each["verdict"] for each in reports if each["report"] == "verdict"] == ["gone"]
+    again = _fitness(tmp_path / "health.json", [])
+    assert [each["verdict"] for each in again.opinions()] == ["gone"]
+    order = await again.suspect(a_device().uuid)
+    assert (order["order"], order["verdict"]) == ("verdict", "gone")
+    again.forgive(a_device().uuid)
+    [opinion] = _fitness(tmp_path / "health.json", []).opinions()
+    assert opinion["verdict"] in (Verdict.FINE.value, Verdict.WATCH.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99}'], ids=["empty", "cut", "a list", "newer"])
+def test_a_damaged_memory_begins_anew(tmp_path, text):
+    (tmp_path / "health.json").write_text(text)
+    assert _fitness(tmp_path / "health.json", []).opinions() == []
+
+
+# ------------------------------------------------------------------------------------------------- joining
+
+
+def test_an_agent_that_never_joined_says_so(tmp_path):
+    done = run_agent(tmp_path)
+    assert "has not joined a pool yet" in done.stderr
+    assert done.returncode == 1
+    (tmp_path / FILE).write_text("{")
+    with pytest.raises(JoinError, match="join anew"):
+        load(tmp_path)
+
+
+def run_agent(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "jupyter_gpupool.node", "--dir", str(folder), "--name", "node-9", *more]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory):
+    os.environ[SECRET] = "hunter2"
+    with PoolProcesses(tmp_path_factory.mktemp("pool"), {"node-1": 2, "node-2": 2}) as pool:
+        yield pool.start()
+    del os.environ[SECRET]
+
+
+def _line(pool: PoolProcesses, kind: str = "agent") -> str:
+    return str(pool.call("POST", "/v1/tokens", {"kind": kind})["line"])
+
+
+def test_a_line_joins_one_agent_once(pool, tmp_path):
+    line = _line(pool)
+    member = join(tmp_path, line, "node-7")
+    assert load(tmp_path) == member
+    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+    assert "PRIVATE KEY" not in repr(member)
+    with pytest.raises(JoinError, match="not good any more"):
+        join(tmp_path / "second", line, "node-8")
+
+
+def _other(line: Line, **changes: str) -> str:
+    return write_line(line._replace(**changes))
+
+
+def test_a_line_that_is_not_good_joins_nothing_and_says_what_to_do(pool, tmp_path):
+    good = read_line(_line(pool))
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        closed = mute.getsockname()[1]
+    cases = {
+        "copy the whole line": "gpupool:" + base64.urlsafe_b64encode(b"{}").decode(),
+        "login": _other(good, kind="login"),
+        "another fingerprint": _other(good, ca_sha256="0" * 64),
+        "cannot be reached": _other(good, url=f"https://127.0.0.1:{closed}"),
+        "new": _other(good, token="gpupool_0_0"),
+    }
+    for words, line in cases.items():
+        with pytest.raises(JoinError, match=words):
+            join(tmp_path, line, "node-9")
+        assert not (tmp_path / FILE).exists()
+    assert "login" in run_agent(tmp_path, "--join", cases["login"]).stderr
+
+
+@pytest.mark.asyncio
+async def test_orders_are_taken_from_the_controllers_certificate_only(tmp_path):
+    """Another agent's certificate is of the same authority; it must not give orders."""
+    from distributed import Scheduler
+
+    authority = TestAuthority()
+    obeyed: list[Any] = []
+    for name in ("gpupool agent node-2", wire.CONTROLLER):
+        pair = authority.pair(name)
+        security = wire.security(pair.ca, pair.cert, pair.key)
+        async with Scheduler(
+            host="127.0.0.1", port=0, protocol="tls", security=security, dashboard_address="127.0.0.1:0"
+        ) as scheduler:
+            scheduler.stream_handlers[wire.OP] = lambda **_: None
+            mine = authority.pair("gpupool agent node-1")
+            member = Membership(name="node-1", url="", comm=scheduler.address, **vars(mine))
+            connection = Connection(
+                member, tmp_path, "boot", joined=dict, connected=lambda: None, obey=obeyed.extend
+            )
+            task = asyncio.create_task(connection.run())
+            try:
+                await _registered(scheduler)
+                worker = next(iter(scheduler.workers))
+                scheduler.worker_send(worker, {"op": wire.OP, "orders": [{"order": name}]})
+                await asyncio.sleep(0.3)
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+    assert obeyed == [{"order": wire.CONTROLLER}]
+
+
+async def _registered(scheduler: Any) -> None:
+    async with asyncio.timeout(WAIT):
+        while not scheduler.workers:  # noqa: ASYNC110 - Dask has no event for it
+            await asyncio.sleep(0.01)
+
+
+# ------------------------------------------------------------------------------------------- real processes
+
+
+def _processes_of(pool: PoolProcesses, lease: str) -> dict[int, psutil.Process]:
+    """All processes of a lease, by the marks that its agents put on them and on all that these start."""
+    marks = [f"{agent}:{entry['key']}" for agent, entry in pool.tables() if entry["lease"] == lease]
+    there = guard.marked("", guard.look())
+    found = (pid for mark in marks for pid, _ in there.get(mark, ()))
+    return {pid: psutil.Process(pid) for pid in found}
+
+
+def test_what_an_agent_starts_has_an_environment_from_an_allow_list(pool):
+    lease = pool.request(name="environment")
+    pool.wait_for_lease(lease, "active")
+    agent = psutil.Process(pool.pid("node-1"))
+    assert agent.environ()[SECRET] == "hunter2"
+    below = {**{each.pid: each for each in agent.children(recursive=True)}, **_processes_of(pool, lease)}
+    assert len(below) >= 6, "reader, launcher, forkserver, scheduler, host, worker"
+    for process in below.values():
+        try:
+            assert SECRET not in process.environ(), process.cmdline()
+        except psutil.Error:
+            continue
+    pool.call("DELETE", f"/v1/leases/{lease}")
+    pool.wait_for_lease(lease, "ended")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "asked to end"])
+def test_what_an_agent_has_started_outlives_it_and_the_next_one_adopts_it(pool, number):
+    lease = pool.request(name=f"adopted-{number}", gpus=4)
+    pool.wait_for_lease(lease, "active")
+    before = _processes_of(pool, lease)
+    slices = pool.lease(lease)["slices"]
+    for name in ("node-1", "node-2"):
+        pool.kill(name, number)
+    assert pool.running["node-2"].returncode == (0 if number == signal.SIGTERM else -signal.SIGKILL)
+    pool.wait_for_nodes({"node-1", "node-2"}, "silent")
+    for name in ("node-1", "node-2"):
+        pool.start_agent(name)
+    pool.wait_for_nodes({"node-1", "node-2"})
+    assert pool.lease(lease)["slices"] == slices
+    assert pool.lease(lease)["state"] == "active"
+    assert len(before) >= 9, "a scheduler, and a host and a worker for each slice"
+    assert set(_processes_of(pool, lease)) == set(before)
+    pool.call("DELETE", f"/v1/leases/{lease}")
+    pool.wait_for_lease(lease, "ended")
+    assert pool.call("GET", "/v1/pool")["gpus_free"] == 4
+    assert not _processes_of(pool, lease)
+
+
+def test_a_worker_that_died_while_nobody_could_be_told_is_replaced(pool):
+    """Its agent keeps the report until the controller is back."""
+    lease = pool.request(name="told-later")
+    first = pool.wait_for_lease(lease, "active")["slices"][0]["id"]
+    pool.kill("controller")
+    psutil.Process(next(each["pid"] for _, each in pool.tables() if each["key"] == first)).kill()
+    pool.start_controller()
+
+    def replaced() -> bool:
+        slices = pool.lease(lease)["slices"]
+        return [each["state"] for each in slices] == ["running"] and slices[0]["id"] != first
+
+    wait_for(replaced, "another worker in its place")
+    pool.call("DELETE", f"/v1/leases/{lease}")
+    pool.wait_for_lease(lease, "ended")
+
+
+def test_a_second_agent_in_the_same_folder_is_refused(pool):
+    done = run_agent(pool.folder / "node-1")
+    assert done.returncode == 1
+    assert f"process {pool.pid('node-1')}" in done.stderr
+
+
+def test_two_machines_of_one_name_do_not_take_turns(pool, tmp_path):
+    """A copied folder is a second agent with the same certificate; the one that is there stays."""
+    shutil.copy(pool.folder / "node-1" / FILE, tmp_path / FILE)
+    log = tmp_path / "log"
+    with (tmp_path / "err").open("wb") as errors:
+        second = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "jupyter_gpupool.node",
+                "--dir",
+                str(tmp_path),
+                "--name",
+                "node-1",
+                "--log",
+                str(log),
+            ],
+            env={**os.environ, **simulated.environment(pool.simulated, "node-1")},
+            stdout=errors,
+            stderr=errors,
+        )
+    try:
+        wait_for(lambda: log.exists() and "in the pool already" in log.read_text(), "the second is told")
+        assert pool.node_states()["node-1"] == "up"
+    finally:
+        second.terminate()
+        assert second.wait(WAIT) == 0
+
+
+def test_a_frozen_agent_is_silent_and_heard_again_when_it_thaws(pool):
+    os.kill(pool.pid("node-2"), signal.SIGSTOP)
+    try:
+        pool.wait_for_nodes({"node-2"}, "silent")
+    finally:
+        os.kill(pool.pid("node-2"), signal.SIGCONT)
+    pool.wait_for_nodes({"node-2"})
+
+
+def test_an_agent_without_a_driver_says_so(pool, tmp_path):
+    shutil.copy(pool.folder / "node-2" / FILE, tmp_path / FILE)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GPUPOOL")}
+    done = subprocess.run(
+        [sys.executable, "-m", "jupyter_gpupool.node", "--dir", str(tmp_path)],
+        capture_output=True, text=True, timeout=60, check=False, env=environ,
+    )  # fmt: skip
+    if done.returncode == 1:
+        assert "driver" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_the_memory_of_an_agent_is_for_its_user_only(pool):
+    for name in ("controller", "node-1", "node-2"):
+        folder = pool.folder / name
+        assert folder.stat().st_mode & 0o777 == 0o700
+        secret = [each for each in folder.iterdir() if each.is_file() and each.stat().st_mode & 0o077]
+        assert [each.name for each in secret if each.suffix in (".json", ".key", ".sqlite")] == []
+    assert json.loads((pool.folder / "node-1" / FILE).read_text())["name"] == "node-1"
