@@ -398,6 +398,8 @@ class Defaults:
     model_weights: Amounts = ()
     #: How many blocked heads of the queue get a reservation.
     reservations: int = 4
+    #: Others may pass a blocked head; otherwise the queue is strict: one who cannot start holds up all behind.
+    passing: bool = True
     #: After so long without a word a node is declared lost.
     node_silence: int = 60 * SECOND
     #: How long a drain for health or maintenance may take.
