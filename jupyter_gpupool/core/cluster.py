@@ -1,4 +1,4 @@
-"""What is taken of every device, kept as columns so that a whole pool can be searched in one stroke.
+"""What is taken of every device, and by whom.
 
 Rule 1: a device is used whole, in shares, or in MIG instances: never in two of these ways at once.
 Rule 2: what is taken of a device never sums above it; `take` raises rather than overlap.
@@ -16,76 +16,20 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from jupyter_gpupool.core import mig
+from jupyter_gpupool.core import islands, mig
+from jupyter_gpupool.core.columns import Columns
+from jupyter_gpupool.core.demand import Demand
 from jupyter_gpupool.core.model import WHOLE, Device, Instance, Node, Reason, Slice
+from jupyter_gpupool.core.parts import Part, Taken, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+__all__ = ["BARS", "Cluster", "Part", "Taken", "part_of"]
+
 #: Why a device takes no new work, from the most to the least telling; a bit each in `Cluster.barred`.
 BARS = (Reason.NODE_SILENT, Reason.DEVICE_OUT, Reason.DEVICE_CORDONED, Reason.DEVICE_OUTSIDE_USE)
 _BIT = {reason: 1 << place for place, reason in enumerate(BARS)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A part of a device with its part of the host: what a placement offers and what a slice occupies."""
-
-    node: str
-    #: Empty: host CPUs and memory only.
-    device: str
-    #: Thousandths of the device, charged; and bytes of its memory.
-    milli: int
-    vram: int
-    #: Where it is a MIG instance; its `uuid` is empty where it has yet to be created.
-    instance: Instance | None = None
-    #: Host CPUs in thousandths of a core, and host memory in bytes.
-    cpus: int = 0
-    memory: int = 0
-    #: The node's generation.
-    generation: int = 0
-
-    def slice(self, ident: str, lease: str, *, replaces: str = "") -> Slice:
-        """Make a slice of this part, of the given id and lease."""
-        return Slice(
-            id=ident,
-            lease=lease,
-            device=self.device,
-            node=self.node,
-            milli=self.milli,
-            vram=self.vram,
-            instance=self.instance,
-            cpus=self.cpus,
-            memory=self.memory,
-            replaces=replaces,
-            generation=self.generation,
-        )
-
-
-def part_of(slice_: Slice) -> Part:
-    """Say which part a slice occupies."""
-    return Part(
-        node=slice_.node,
-        device=slice_.device,
-        milli=slice_.milli,
-        vram=slice_.vram,
-        instance=slice_.instance,
-        cpus=slice_.cpus,
-        memory=slice_.memory,
-        generation=slice_.generation,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """A part that is not free: by whom, and whether it is only held for them."""
-
-    key: str
-    holder: str
-    part: Part
-    held: bool = False
 
 
 @dataclass(slots=True)
@@ -96,115 +40,33 @@ class _Seat:
     row: int
     column: int
     geometry: mig.Geometry | None
+    #: MIG instances that were there before the pool, and are offered as they are.
+    offers: tuple[Instance, ...] = ()
     #: What is taken of it, by key.
     taken: dict[str, Taken] = field(default_factory=dict)
     #: Why it takes no new work: reason -> words for a person.
     bars: dict[Reason, str] = field(default_factory=dict)
 
 
-class Cluster:
+class Cluster(Columns):
     """All nodes of a pool, and what is taken of them."""
 
     def __init__(self, *, width: int = 8) -> None:
         """Start empty, with room for `width` devices a node; it grows as needed."""
+        super().__init__(width)
         self.nodes: dict[str, Node] = {}
-        self.row_of: dict[str, int] = {}
-        #: Row -> name of the node, "" where the row is unused.
-        self.names: list[str] = []
-        #: Counts up whenever a node comes or goes.
-        self.epoch = 0
-        #: What readers have worked out from what does not change while no node comes or goes.
-        self.memo: dict[object, object] = {}
-        #: Rows that have changed, in order; readers remember how far they have read (see `changes_since`).
-        self._log: list[int] = []
-        self._log_base = 0
-        self._unused: list[int] = []
+        #: What is usually asked for; the pool lets it `observe` each request.
+        self.demand = Demand()
+        self.topologies: dict[str, islands.Topology] = {}
+        #: Devices with MIG instances that are offered as they are.
+        self.offering: dict[str, None] = {}
+        self._in_order: dict[str, tuple[Device, ...]] = {}
         self._seats: dict[str, _Seat] = {}
         self._taken: dict[str, Taken] = {}
         self._by_holder: dict[str, dict[str, None]] = {}
         self._undo: list[Callable[[], object]] | None = None
-        self._models: list[str] = []
-        self._order: np.ndarray | None = None
-        self._make_columns(0, width)
 
-    # --------------------------------------------------------------------------------------------- columns
-
-    def _make_columns(self, rows: int, width: int) -> None:
-        """(Re)make the columns; what was in them is copied."""
-        old = getattr(self, "free", None)
-
-        def grown(name: str, shape: tuple[int, ...], kind: type) -> np.ndarray:
-            fresh: np.ndarray = np.zeros(shape, dtype=kind)
-            if old is not None:
-                before = getattr(self, name)
-                fresh[tuple(slice(0, size) for size in before.shape)] = before
-            return fresh
-
-        grid, line = (rows, width), (rows,)
-        #: Thousandths of each device that are not taken.
-        self.free = grown("free", grid, np.int64)
-        #: Bits of `BARS`; a device with any takes no new work.
-        self.barred = grown("barred", grid, np.int64)
-        #: Bytes of memory; 0: no device there.
-        self.vram = grown("vram", grid, np.int64)
-        #: Index of the model's name, from 1; 0: no device there.
-        self.model = grown("model", grid, np.int64)
-        #: Memory slices taken, as bits; and the geometry's number (0: not in MIG mode).
-        self.mask = grown("mask", grid, np.int64)
-        self.geometry = grown("geometry", grid, np.int64)
-        #: Its verdict asks for a closer watch: used only where nothing else fits.
-        self.doubtful = grown("doubtful", grid, np.int64)
-        #: Free host CPUs (thousandths of a core) and host memory (bytes) of each node.
-        self.cpus = grown("cpus", line, np.int64)
-        self.memory = grown("memory", line, np.int64)
-        #: The host part that goes with a whole device of the node, unless asked otherwise.
-        self.cpus_part = grown("cpus_part", line, np.int64)
-        self.memory_part = grown("memory_part", line, np.int64)
-
-    @property
-    def rows(self) -> int:
-        """How many rows the columns have, unused ones included."""
-        return len(self.names)
-
-    @property
-    def width(self) -> int:
-        """How many devices a row has room for."""
-        return int(self.free.shape[1])
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Names of models; the number of a model is its place here, from 1."""
-        return tuple(self._models)
-
-    def model_number(self, name: str) -> int:
-        """Number of a model's name, 0 where no device here has it."""
-        return self._models.index(name) + 1 if name in self._models else 0
-
-    def order(self) -> np.ndarray:
-        """Place of each row's node among all by name: the last tie-break everywhere."""
-        if self._order is None or len(self._order) != len(self.free):
-            ranked = sorted(range(self.rows), key=lambda row: (self.names[row] == "", self.names[row]))
-            self._order = np.full(len(self.free), len(self.free), dtype=np.int64)
-            self._order[ranked] = np.arange(len(ranked))
-        return self._order
-
-    def changes_since(self, mark: tuple[int, int]) -> tuple[tuple[int, int], list[int] | None]:
-        """Rows changed since `mark`, each once, and the mark for next time; None: too long ago, take all.
-
-        Begin with the mark `(-1, 0)`.
-        """
-        now = (self.epoch, self._log_base + len(self._log))
-        if mark[0] != self.epoch or mark[1] < self._log_base:
-            return now, None
-        return now, list(dict.fromkeys(self._log[mark[1] - self._log_base :]))
-
-    def _changed(self, row: int) -> None:
-        if len(self._log) > 16384:
-            del self._log[:8192]
-            self._log_base += 8192
-        self._log.append(row)
-
-    # ----------------------------------------------------------------------------------------------- nodes
+    # --------------------------------------------------------------------------------------------- nodes
 
     def add_node(self, node: Node) -> None:
         """Take in a node, all of it free.
@@ -212,46 +74,46 @@ class Cluster:
         Raises:
             ValueError: A node of that name, or one of its devices, is here already.
         """
-        taken = [device.uuid for device in node.devices if device.uuid in self._seats]
-        if node.name in self.nodes or taken:
-            raise ValueError(f"node {node.name} or its devices {taken} are in the pool already")
-        row = self._new_row(len(node.devices))
-        self.names[row] = node.name
-        self.row_of[node.name] = row
-        self.nodes[node.name] = node
-        devices = max(1, len(node.devices))
-        self.cpus[row], self.memory[row] = node.cpus, node.memory
-        self.cpus_part[row], self.memory_part[row] = node.cpus // devices, node.memory // devices
-        for column, device in enumerate(sorted(node.devices, key=lambda each: (each.index, each.uuid))):
-            self._seat(device, row, column)
-        self._rows_changed()
+        known = [device.uuid for device in node.devices if device.uuid in self._seats]
+        if node.name in self.nodes or known:
+            raise ValueError(f"node {node.name} or its devices {known} are in the pool already")
+        self._enter(node, {})
 
-    def _new_row(self, devices: int) -> int:
-        if devices > self.width:
-            self._make_columns(len(self.free), devices)
-        if self._unused:
-            return self._unused.pop()
-        if self.rows == len(self.free):
-            self._make_columns(max(8, 2 * self.rows), self.width)
-        self.names.append("")
-        return self.rows - 1
-
-    def _seat(self, device: Device, row: int, column: int) -> None:
-        if device.model not in self._models:
-            self._models.append(device.model)
-        geometry = mig.geometry_of(device) if device.mig else None
-        self._seats[device.uuid] = _Seat(device, row, column, geometry)
-        self.free[row, column] = WHOLE
-        self.vram[row, column] = device.memory
-        self.model[row, column] = self.model_number(device.model)
-        self.geometry[row, column] = mig.number_of(geometry) if device.mig else 0
-
-    def _rows_changed(self) -> None:
+    def _enter(self, node: Node, made: dict[str, set[int]]) -> None:
+        """Put a node into the columns; `made`: by device the instances (as bits) of the pool's making."""
         if self._undo is not None:
             raise RuntimeError("nodes neither come nor go inside a try")
-        self.epoch += 1
-        self._order = None
-        self.memo.clear()
+        row = self._new_row(node.name, len(node.devices))
+        devices = max(1, len(node.devices))
+        self.nodes[node.name] = node
+        self.cpus[row], self.memory[row] = node.cpus, node.memory
+        self.cpus_part[row], self.memory_part[row] = node.cpus // devices, node.memory // devices
+        self.devices[row] = len(node.devices)
+        ordered = tuple(sorted(node.devices, key=lambda each: (each.index, each.uuid)))
+        self._in_order[node.name] = ordered
+        topology = self.topologies[node.name] = islands.topology_of(ordered)
+        self.island[row, : len(ordered)] = topology.islands
+        self.linked[row, : len(ordered)] = topology.linked
+        for column, device in enumerate(ordered):
+            self._seat(device, row, column, made.get(device.uuid, set()))
+        self._rows_changed()
+
+    def _seat(self, device: Device, row: int, column: int, made: set[int]) -> None:
+        geometry = mig.geometry_of(device) if device.mig else None
+        offers = tuple(
+            each
+            for each in device.instances
+            if geometry and geometry.legal(each) and mig.bits(each) not in made and not each.made
+        )
+        self._seats[device.uuid] = _Seat(device, row, column, geometry, offers)
+        if offers:
+            self.offering[device.uuid] = None
+        self.free[row, column] = WHOLE
+        self.vram[row, column] = device.memory
+        self.model[row, column] = self._number(device.model)
+        self.fixed[row, column] = sum(map(mig.bits, offers)) if device.mig_managed else -1
+        # A device in MIG mode of a kind that is not known is there, and can be used in no way.
+        self.geometry[row, column] = self._geometry_number(geometry) if geometry else -int(device.mig)
 
     def remove_node(self, name: str) -> tuple[str, ...]:
         """Forget a node with all that was taken of it; returns the keys of that.
@@ -259,27 +121,15 @@ class Cluster:
         Raises:
             KeyError: No such node.
         """
-        row = self.row_of.pop(name)
         node = self.nodes.pop(name)
         keys = tuple(key for key, taken in self._taken.items() if taken.part.node == name)
         for key in keys:
             self._forget(key)
         for device in node.devices:
             del self._seats[device.uuid]
-        for column in (
-            self.free,
-            self.barred,
-            self.vram,
-            self.model,
-            self.mask,
-            self.geometry,
-            self.doubtful,
-        ):
-            column[row] = 0
-        for line in (self.cpus, self.memory, self.cpus_part, self.memory_part):
-            line[row] = 0
-        self.names[row] = ""
-        self._unused.append(row)
+            self.offering.pop(device.uuid, None)
+        del self.topologies[name], self._in_order[name]
+        self._clear_row(name)
         self._rows_changed()
         return keys
 
@@ -293,20 +143,27 @@ class Cluster:
             return ()
         seats = [self._seats[device.uuid] for device in self.nodes[node.name].devices]
         kept = [taken for taken in self._taken.values() if taken.part.node == node.name]
+        made: dict[str, set[int]] = {}
+        for taken in kept:
+            if taken.part.instance and taken.part.instance.made:
+                made.setdefault(taken.part.device, set()).add(mig.bits(taken.part.instance))
         self.remove_node(node.name)
-        self.add_node(node)
+        self._enter(node, made)
         for seat in seats:
             for reason, why in seat.bars.items() if seat.device.uuid in self._seats else ():
                 self.bar(seat.device.uuid, reason, why)
-        gone = []
-        for taken in kept:
-            if taken.part.device and taken.part.device not in self._seats:
-                gone.append(taken.key)
-            else:
-                self.take(taken.key, taken.holder, taken.part, held=taken.held)
-        return tuple(gone)
+        return tuple(taken.key for taken in kept if not self._took_again(taken))
 
-    # ------------------------------------------------------------------------------------- taking, freeing
+    def _took_again(self, taken: Taken) -> bool:
+        if taken.part.device and taken.part.device not in self._seats:
+            return False
+        try:
+            self.take(taken.key, taken.holder, taken.part, held=taken.held)
+        except ValueError:  # it is another kind of device now: MIG mode went on or off
+            return False
+        return True
+
+    # ----------------------------------------------------------------------------------- taking, freeing
 
     def occupy(self, slice_: Slice) -> None:
         """Take a slice's part of its device and node. See `take`."""
@@ -329,26 +186,31 @@ class Cluster:
         if key in self._taken:
             raise ValueError(f"{key} has its part already")
         row = self.row_of[part.node]
+        taken = Taken(key, holder, part, held)
         if part.device:
-            self._take_device(self._seats[part.device], part)
-            self._seats[part.device].taken[key] = Taken(key, holder, part, held)
+            seat = self._seats[part.device]
+            self._check(seat, part)
+            self.free[row, seat.column] -= part.milli
+            self.mask[row, seat.column] |= mig.bits(part.instance)
+            seat.taken[key] = taken
         self.cpus[row] -= part.cpus
         self.memory[row] -= part.memory
-        self._taken[key] = Taken(key, holder, part, held)
+        self._taken[key] = taken
         self._by_holder.setdefault(holder, {})[key] = None
         self._changed(row)
         if self._undo is not None:
             self._undo.append(lambda: self._free(key))
 
-    def _take_device(self, seat: _Seat, part: Part) -> None:
-        row, column = seat.row, seat.column
-        free, bits = int(self.free[row, column]), mig.bits(part.instance)
-        if not 0 < part.milli <= free or int(self.mask[row, column]) & bits:
-            raise ValueError(f"{part.milli} thousandths of {seat.device.uuid} are not free: {free} are")
-        if (part.instance is None) is (seat.geometry is not None):
-            raise ValueError(f"{seat.device.uuid} is used in MIG instances or not at all: {part.instance}")
-        self.free[row, column] = free - part.milli
-        self.mask[row, column] |= bits
+    def _check(self, seat: _Seat, part: Part) -> None:
+        uuid, free = seat.device.uuid, int(self.free[seat.row, seat.column])
+        if not 0 < part.milli <= free:
+            raise ValueError(f"{part.milli} thousandths of {uuid} are not free: {free} are")
+        if part.instance is None and not seat.device.mig:
+            return
+        if part.instance is None or seat.geometry is None or not seat.geometry.legal(part.instance):
+            raise ValueError(f"{uuid} cannot be used so: {part.instance}")
+        if int(self.mask[seat.row, seat.column]) & mig.bits(part.instance):
+            raise ValueError(f"the memory slices of {part.instance} of {uuid} are not free")
 
     def release(self, key: str) -> Taken:
         """Free what was taken under a key, and say what it was.
@@ -365,9 +227,9 @@ class Cluster:
         taken = self._taken[key]
         part, row = taken.part, self.row_of[taken.part.node]
         if part.device:
-            seat = self._seats[part.device]
-            self.free[row, seat.column] += part.milli
-            self.mask[row, seat.column] &= ~mig.bits(part.instance)
+            column = self._seats[part.device].column
+            self.free[row, column] += part.milli
+            self.mask[row, column] &= ~mig.bits(part.instance)
         self.cpus[row] += part.cpus
         self.memory[row] += part.memory
         self._forget(key)
@@ -383,7 +245,7 @@ class Cluster:
         if not mine:
             del self._by_holder[taken.holder]
 
-    # ------------------------------------------------------------------------------------------------ bars
+    # ----------------------------------------------------------------------------------- bars and doubts
 
     def bar(self, target: str, reason: Reason, why: str = "") -> None:
         """Let a device, or all devices of a node, take no new work.
@@ -392,9 +254,7 @@ class Cluster:
             KeyError: No such device or node, or the reason is none of `BARS`.
         """
         for seat in self._targets(target):
-            before = dict(seat.bars)
-            seat.bars[reason] = why
-            self._set_bars(seat, before)
+            self._set_bars(seat, {**seat.bars, reason: why})
 
     def unbar(self, target: str, reason: Reason) -> None:
         """Take one bar away from a device, or from all devices of a node.
@@ -403,33 +263,30 @@ class Cluster:
             KeyError: No such device or node.
         """
         for seat in self._targets(target):
-            before = dict(seat.bars)
-            seat.bars.pop(reason, None)
-            self._set_bars(seat, before)
+            self._set_bars(seat, {each: why for each, why in seat.bars.items() if each is not reason})
 
-    def _set_bars(self, seat: _Seat, before: dict[Reason, str]) -> None:
-        self.barred[seat.row, seat.column] = sum(_BIT[reason] for reason in seat.bars)
-        self._changed(seat.row)
+    def _set_bars(self, seat: _Seat, bars: dict[Reason, str]) -> None:
+        bits = sum(_BIT[reason] for reason in bars)
+        before, seat.bars = seat.bars, bars
+        if bits != self.barred[seat.row, seat.column]:
+            self.barred[seat.row, seat.column] = bits
+            self._changed(seat.row)
         if self._undo is not None:
-            self._undo.append(lambda: self._restore_bars(seat, before))
+            self._undo.append(lambda: self._set_bars(seat, before))
 
-    def _restore_bars(self, seat: _Seat, bars: dict[Reason, str]) -> None:
-        seat.bars = bars
-        self.barred[seat.row, seat.column] = sum(_BIT[reason] for reason in bars)
-        self._changed(seat.row)
-
-    def doubt(self, device: str, doubtful: bool = True) -> None:  # noqa: FBT001, FBT002 - a flag by nature
+    def doubt(self, device: str, doubtful: bool = True) -> None:  # noqa: FBT001, FBT002 (a flag by nature)
         """Use a device only where nothing else fits (it is being watched), or as any other again."""
         seat = self._seats[device]
-        self.doubtful[seat.row, seat.column] = int(doubtful)
-        self._changed(seat.row)
+        if bool(self.doubtful[seat.row, seat.column]) is not doubtful:
+            self.doubtful[seat.row, seat.column] = int(doubtful)
+            self._changed(seat.row)
 
     def _targets(self, target: str) -> list[_Seat]:
         if target in self._seats:
             return [self._seats[target]]
         return [self._seats[device.uuid] for device in self.nodes[target].devices]
 
-    # ---------------------------------------------------------------------------------------------- trying
+    # -------------------------------------------------------------------------------------------- trying
 
     @contextlib.contextmanager
     def trying(self) -> Iterator[None]:
@@ -443,7 +300,7 @@ class Cluster:
                 step()
             self._undo = outer
 
-    # --------------------------------------------------------------------------------------------- looking
+    # ------------------------------------------------------------------------------------------- looking
 
     def taken(self, key: str) -> Taken | None:
         """What is taken under a key."""
@@ -463,6 +320,12 @@ class Cluster:
         """Why a device takes no new work."""
         return dict(self._seats[device].bars)
 
+    def free_offers(self, device: str, profile: str) -> tuple[Instance, ...]:
+        """MIG instances of a profile that are offered as they are and are free."""
+        seat = self._seats[device]
+        mask = int(self.mask[seat.row, seat.column])
+        return tuple(each for each in seat.offers if each.profile == profile and not mask & mig.bits(each))
+
     def device(self, uuid: str) -> Device | None:
         """The device of that UUID."""
         seat = self._seats.get(uuid)
@@ -479,8 +342,7 @@ class Cluster:
 
     def devices_of(self, row: int) -> tuple[Device, ...]:
         """The devices of a row in the order of their columns."""
-        node = self.nodes[self.names[row]]
-        return tuple(sorted(node.devices, key=lambda each: (each.index, each.uuid)))
+        return self._in_order[self.names[row]]
 
     def free_of(self, device: str) -> int:
         """Thousandths of a device that are neither taken nor barred."""
@@ -490,16 +352,23 @@ class Cluster:
     def validate(self) -> None:
         """Count again from the bottom; raises AssertionError where the columns say otherwise."""
         for uuid, seat in self._seats.items():
-            parts = [taken.part for taken in seat.taken.values()]
-            row, column = seat.row, seat.column
-            assert self.free[row, column] == WHOLE - sum(part.milli for part in parts) >= 0, uuid
-            mask = 0
-            for part in parts:
-                assert not mask & mig.bits(part.instance), f"{uuid}: instances overlap"
-                assert (part.instance is None) == (seat.geometry is None), uuid
-                mask |= mig.bits(part.instance)
-            assert self.mask[row, column] == mask, uuid
+            self._validate_device(uuid, seat)
+        on_node: dict[str, list[Part]] = {name: [] for name in self.row_of}
+        for taken in self._taken.values():
+            on_node[taken.part.node].append(taken.part)
         for name, row in self.row_of.items():
-            here = [taken.part for taken in self._taken.values() if taken.part.node == name]
+            here = on_node[name]
             assert self.cpus[row] == self.nodes[name].cpus - sum(part.cpus for part in here), name
             assert self.memory[row] == self.nodes[name].memory - sum(part.memory for part in here), name
+
+    def _validate_device(self, uuid: str, seat: _Seat) -> None:
+        parts = [taken.part for taken in seat.taken.values()]
+        assert self.free[seat.row, seat.column] == WHOLE - sum(part.milli for part in parts) >= 0, uuid
+        mask = 0
+        for part in parts:
+            assert not mask & mig.bits(part.instance), f"{uuid}: instances overlap"
+            assert (part.instance is not None) == seat.device.mig, f"{uuid}: in MIG instances and otherwise"
+            mask |= mig.bits(part.instance)
+        assert self.mask[seat.row, seat.column] == mask, uuid
+        shared = len(parts) > 1 and not seat.device.mig
+        assert not (shared and any(part.milli == WHOLE for part in parts)), f"{uuid}: whole and shared"

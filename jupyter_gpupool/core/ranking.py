@@ -1,0 +1,371 @@
+"""Which of the places that are feasible is best: the ranking, kept up to date row by row.
+
+Rule 1: first what the worth of gaps says (shares; `fragmentation`), coarsely; then the gradient of
+        fragmentation, in steps, and the pressure on the model; then the fullest node; then the first by name.
+        The steps are coarse on purpose: they leave ties for the fullest node to decide, without which the
+        gradient alone does worse than plain best fit.
+Rule 2: a MIG instance that exists is better than one to be made, and else the place that costs others least.
+Rule 3: what was worked out for a node holds until the node changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jupyter_gpupool.core import fragmentation, instances
+from jupyter_gpupool.core.model import MIB, WHOLE
+from jupyter_gpupool.core.wants import MANY, Room, Want, by_host, room
+
+if TYPE_CHECKING:
+    from jupyter_gpupool.core.cluster import Cluster
+
+#: Worth is compared in tenths of a device, waste in steps of 12 thousandths of one (times its own unit).
+WORTH_STEP = 100
+WASTE_STEP = 12 * 4 * fragmentation.WEIGHT
+#: Of one such step as many as a whole device counts on a model under full pressure.
+PRESSURE_STEPS = 20
+#: Parts of a step: pressure is finer than waste.
+FINE = 64
+#: No place.
+NONE = np.iinfo(np.int64).max
+#: From so many rows on it pays to look for those in the same state.
+MANY_ROWS = 32
+#: Rankings that are kept.
+KEPT = 512
+
+
+class Ranking:
+    """For one kind of slice, and how many together on a node: how good each node is."""
+
+    def __init__(self, cluster: Cluster, want: Want, count: int, *, doubtful: bool) -> None:
+        """Prepare for `count` slices together on a node; `doubtful`: devices under watch may be used."""
+        self._want, self._count, self._doubtful = want, count, doubtful
+        self._mark, self._generation = (-1, 0), -1
+        rows = len(cluster.free)
+        #: How many slices each node has room for.
+        self.room = np.zeros(rows, dtype=np.int64)
+        #: The best device of each node for one slice.
+        self.column = np.zeros(rows, dtype=np.int64)
+        self._worth = np.zeros(rows, dtype=np.int64)
+        self._waste = np.zeros(rows, dtype=np.int64)
+        self._fullness = np.zeros(rows, dtype=np.int64)
+
+    def refresh(self, cluster: Cluster) -> None:
+        """Work out again what has changed."""
+        self._mark, rows = cluster.changes_since(self._mark)
+        if rows is None or self._generation != cluster.demand.generation:
+            self._generation = cluster.demand.generation
+            rows = list(cluster.row_of.values())
+        if rows:
+            self._update(cluster, np.array(rows, dtype=np.int64))
+
+    def keys(self, cluster: Cluster) -> np.ndarray:
+        """For each node a number: the smallest is the best; `NONE` where there is no room."""
+        steps = (self._waste + WASTE_STEP // 2) // WASTE_STEP * FINE + _pressure(
+            cluster, self._want, self._count
+        )
+        key = ((self._worth << 24) + steps << 11) + self._fullness
+        return np.where(self.room >= self._count, key * len(key) + cluster.order(), NONE)
+
+    def _update(self, cluster: Cluster, rows: np.ndarray) -> None:
+        """Work out these rows; of those in the same state just one."""
+        if len(rows) < MANY_ROWS or self._want.node or self._want.exclude:
+            self._work_out(cluster, rows)
+            return
+        one, of = one_of_each(cluster, rows)
+        self._work_out(cluster, one)
+        for each in (self.room, self.column, self._worth, self._waste, self._fullness):
+            each[rows] = each[one][of]
+
+    def _work_out(self, cluster: Cluster, rows: np.ndarray) -> None:
+        want, found = self._want, room(cluster, self._want)
+        usable = usable_devices(cluster, want, found, rows, doubtful=self._doubtful)
+        self.room[rows] = capacity(cluster, want, found, rows, usable)
+        kept = self.room[rows] >= self._count
+        rows, usable = rows[kept], usable[kept]
+        if not len(rows):
+            return
+        if want.instance:
+            self._rank_instances(cluster, found, rows, usable)
+        else:
+            self._rank(cluster, found, rows, usable)
+        cpus = cluster.cpus[rows] - self._count * found.cpus[rows]
+        idle = cluster.free[rows].sum(axis=1)
+        most = max(1, int(cluster.cpus_part.max()) * cluster.width), WHOLE * cluster.width
+        self._fullness[rows] = np.clip(cpus * 800 // most[0] + idle * 800 // most[1], 0, 2047)
+
+    def _rank(self, cluster: Cluster, found: Room, rows: np.ndarray, usable: np.ndarray) -> None:
+        want, count = self._want, self._count
+        free = _open(cluster, rows)
+        charge = found.charge[rows]
+        cpus = cluster.cpus[rows] - count * found.cpus[rows]
+        memory = cluster.memory[rows] - count * found.memory[rows]
+        before = _wasted(cluster)[rows]
+        if want.host_only:
+            tries = _plain(free)
+        elif want.whole:
+            tries = _plain(np.where(usable & (usable.cumsum(axis=1) <= count), 0, free))
+        elif count == 1:
+            tries = _with_share(cluster, rows, free, usable, charge)
+        else:
+            tries = _with_shares(cluster, rows, free, usable, charge, count=count if want.stack else -count)
+        which, column = tries.row, tries.column
+        added = waste_of(cluster, rows[which], tries.free, cpus[which], memory[which]) - before[which]
+        if len(which) > len(rows):
+            best = _best_of(which, added, tries.free)
+            added, column = added[best], column[best]
+        self._worth[rows], self._waste[rows], self.column[rows] = tries.worth, added, column
+
+    def _rank_instances(self, cluster: Cluster, found: Room, rows: np.ndarray, usable: np.ndarray) -> None:
+        cost = np.where(usable, instances.cost(cluster, found, rows), MANY)
+        self.column[rows] = cost.argmin(axis=1)
+        self._worth[rows] = 0
+        self._waste[rows] = cost.min(axis=1) * WASTE_STEP
+
+
+def ranking(cluster: Cluster, want: Want, count: int, *, doubtful: bool) -> Ranking:
+    """The ranking of a kind of slice, up to date."""
+    kept = cluster.memo.setdefault("rankings", {})
+    assert isinstance(kept, dict)
+    key = (want, count, doubtful)
+    found = kept.get(key)
+    if found is None:
+        if len(kept) >= KEPT:
+            kept.pop(next(iter(kept)))
+        found = kept[key] = Ranking(cluster, want, count, doubtful=doubtful)
+    assert isinstance(found, Ranking)
+    found.refresh(cluster)
+    return found
+
+
+# ------------------------------------------------------------------------------------------ what is free
+
+
+def one_of_each(cluster: Cluster, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """One row of each state, and for each row which of these it is like."""
+    _, first, of = np.unique(cluster.states(rows), return_index=True, return_inverse=True)
+    return rows[first], of
+
+
+def usable_devices(
+    cluster: Cluster, want: Want, found: Room, rows: np.ndarray, *, doubtful: bool
+) -> np.ndarray:
+    """Devices of these rows that have room for a slice now."""
+    usable: np.ndarray = found.fits[rows] & (cluster.barred[rows] == 0)
+    if not doubtful:
+        usable &= cluster.doubtful[rows] == 0
+    if want.host_only:
+        return usable
+    if want.instance:
+        usable &= instances.rooms(cluster, found, rows) > 0
+    else:
+        usable &= cluster.free[rows] >= found.charge[rows]
+    return usable
+
+
+def capacity(cluster: Cluster, want: Want, found: Room, rows: np.ndarray, usable: np.ndarray) -> np.ndarray:
+    """How many slices each of these rows has room for: devices, host CPUs and host memory."""
+    if want.host_only:
+        counts = np.full(len(rows), MANY) * (cluster.devices[rows] > 0)
+    elif want.instance:
+        counts = (instances.rooms(cluster, found, rows) * usable).sum(axis=1)
+    elif want.stack:
+        counts = (cluster.free[rows] // np.maximum(found.charge[rows], 1) * usable).sum(axis=1)
+    else:
+        counts = usable.sum(axis=1)
+    return by_host(counts, (cluster.cpus[rows], found.cpus[rows]), (cluster.memory[rows], found.memory[rows]))
+
+
+def _open(cluster: Cluster, rows: np.ndarray) -> np.ndarray:
+    """Free thousandths of devices that take whole work and shares."""
+    given = (cluster.barred[rows] == 0) & (cluster.geometry[rows] == 0)
+    return np.where(given, cluster.free[rows], 0)
+
+
+# ------------------------------------------------------------------------------ whole devices and shares
+
+
+@dataclass(frozen=True, slots=True)
+class _Tries:
+    """What would be left: one or more tries for each row."""
+
+    #: By row: what the worth of gaps goes down by.
+    worth: np.ndarray
+    #: By try: the free thousandths after it, of which row it is (by place), and the device that it takes.
+    free: np.ndarray
+    row: np.ndarray
+    column: np.ndarray
+
+
+def _plain(free: np.ndarray) -> _Tries:
+    """One try a row, by which no gap on a device is touched."""
+    nothing = np.zeros(len(free), dtype=np.int64)
+    return _Tries(nothing, free, np.arange(len(free)), nothing)
+
+
+def _worths(cluster: Cluster, rows: np.ndarray) -> np.ndarray:
+    """For each row the worth of gaps by their hundredths."""
+    sizes = cluster.vram[rows].max(axis=1)
+    tables = np.zeros((len(rows), fragmentation.STEPS + 1), dtype=np.int64)
+    for size in np.unique(sizes):
+        tables[sizes == size] = _usual(cluster, int(size)).worth
+    return tables
+
+
+def _lost_worth(cluster: Cluster, rows: np.ndarray, free: np.ndarray, charge: np.ndarray) -> np.ndarray:
+    """What the worth of each device's gap goes down by, in steps."""
+    tables, step = _worths(cluster, rows), fragmentation.STEP
+    each = np.arange(len(rows))[:, None]
+    lost = tables[each, free // step] - tables[each, np.maximum(free - charge, 0) // step]
+    found: np.ndarray = (lost + WORTH_STEP // 2) // WORTH_STEP
+    return found
+
+
+def gap_cost(cluster: Cluster, rows: np.ndarray, charge: np.ndarray) -> np.ndarray:
+    """What a share costs on each device of these rows: least worth lost, then the smallest gap."""
+    free = _open(cluster, rows)
+    cost: np.ndarray = _lost_worth(cluster, rows, free, charge) * 2048 + free
+    return cost
+
+
+def _with_share(
+    cluster: Cluster, rows: np.ndarray, free: np.ndarray, usable: np.ndarray, charge: np.ndarray
+) -> _Tries:
+    """Tries for one share: the devices of a row by which least worth is lost, each state once."""
+    lost = np.where(usable, _lost_worth(cluster, rows, free, charge), MANY)
+    worth = lost.min(axis=1)
+    among = usable & (lost == worth[:, None])
+    for column in range(1, free.shape[1]):
+        same = among[:, :column] & (free[:, :column] == free[:, column, None])
+        among[:, column] &= ~same.any(axis=1)
+    row, chosen = np.nonzero(among)
+    after = free[row]
+    after[np.arange(len(row)), chosen] -= charge[row, chosen]
+    return _Tries(worth, after, row, chosen)
+
+
+def _with_shares(
+    cluster: Cluster,
+    rows: np.ndarray,
+    free: np.ndarray,
+    usable: np.ndarray,
+    charge: np.ndarray,
+    *,
+    count: int,
+) -> _Tries:
+    """Several shares of one lease, one after the other where least worth is lost; below 0: each elsewhere."""
+    after, left, each = free.copy(), usable.copy(), np.arange(len(rows))
+    worth = np.zeros(len(rows), dtype=np.int64)
+    first = np.zeros(len(rows), dtype=np.int64)
+    for number in range(abs(count)):
+        lost = np.where(left, _lost_worth(cluster, rows, after, charge), MANY)
+        column = (lost * 2048 + after).argmin(axis=1)
+        worth += lost[each, column]
+        after[each, column] -= charge[each, column]
+        left[each, column] = count > 0
+        left &= after >= charge
+        first = column if number == 0 else first
+    return _Tries(worth, after, each, first)
+
+
+def _best_of(which: np.ndarray, added: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """For each row the candidate with the least added waste, then with the smallest gap left."""
+    step = (added + WASTE_STEP // 2) // WASTE_STEP
+    smallest = np.where(after > 0, after, WHOLE).min(axis=1)
+    order = np.lexsort((smallest, step, which))
+    ordered = which[order]
+    found: np.ndarray = order[np.concatenate(([True], ordered[1:] != ordered[:-1]))]
+    return found
+
+
+# ------------------------------------------------------------------------------------------------- waste
+
+
+def _usual(cluster: Cluster, vram: int) -> fragmentation.Usual:
+    widest = max(1, int(cluster.devices.max()))
+    return fragmentation.usual(cluster.demand.usual, vram, widest)
+
+
+def waste_of(
+    cluster: Cluster, rows: np.ndarray, free: np.ndarray, cpus: np.ndarray, memory: np.ndarray
+) -> np.ndarray:
+    """The waste of these rows, had they so much free; nodes with devices of one size go together."""
+    sizes = cluster.vram[rows].max(axis=1)
+    found = np.zeros(len(rows), dtype=np.int64)
+    for size in np.unique(sizes):
+        at = sizes == size
+        usual = _usual(cluster, int(size))
+        found[at] = fragmentation.waste(usual, free[at], cpus[at], memory[at] // MIB)
+    return found
+
+
+def _wasted(cluster: Cluster) -> np.ndarray:
+    """The waste of every row as it is, kept up to date."""
+    kept = cluster.memo.get("wasted")
+    if not isinstance(kept, _Wasted):
+        kept = cluster.memo["wasted"] = _Wasted(len(cluster.free))
+    return kept.refreshed(cluster)
+
+
+class _Wasted:
+    def __init__(self, rows: int) -> None:
+        self._mark, self._generation = (-1, 0), -1
+        self._waste = np.zeros(rows, dtype=np.int64)
+
+    def refreshed(self, cluster: Cluster) -> np.ndarray:
+        self._mark, rows = cluster.changes_since(self._mark)
+        if rows is None or self._generation != cluster.demand.generation:
+            self._generation = cluster.demand.generation
+            rows = list(cluster.row_of.values())
+        if rows:
+            all_rows = np.array(rows, dtype=np.int64)
+            at, of = one_of_each(cluster, all_rows)
+            waste = waste_of(cluster, at, _open(cluster, at), cluster.cpus[at], cluster.memory[at])
+            self._waste[all_rows] = waste[of]
+        return self._waste
+
+
+# ---------------------------------------------------------------------------------------------- pressure
+
+
+def _pressure(cluster: Cluster, want: Want, count: int) -> np.ndarray | int:
+    """Steps (of `FINE` parts) that a node costs because others can go nowhere else."""
+    wanted = _wanted_models(cluster)
+    if want.host_only or want.instance or not wanted:
+        return 0
+    given = (cluster.barred == 0) & (cluster.geometry == 0)
+    amounts = np.bincount(cluster.model.ravel(), weights=(cluster.free * given).ravel())
+    free = {number: int(amount) for number, amount in enumerate(amounts) if number}
+    found = fragmentation.pressure(wanted, free)
+    levels = np.array([0, *(min(found[number], 5 * WHOLE) for number in sorted(found))], dtype=np.int64)
+    milli = count * max(want.milli, 1)
+    steps: np.ndarray = levels[cluster.model[:, 0]] * (milli * PRESSURE_STEPS * FINE) // (WHOLE * WHOLE)
+    return steps
+
+
+def _wanted_models(cluster: Cluster) -> dict[frozenset[int], int]:
+    """Sets of models that the usual requests would take, with the thousandths asked for; {}: all take all."""
+    key = ("models", cluster.demand.generation)
+    found = cluster.memo.get(key)
+    if not isinstance(found, dict):
+        found = cluster.memo[key] = _count_models(cluster)
+    return found
+
+
+def _count_models(cluster: Cluster) -> dict[frozenset[int], int]:
+    memory = {}
+    for name in cluster.models:
+        number = cluster.model_number(name)
+        memory[number] = int(cluster.vram[cluster.model == number].max(initial=0))
+    here = [number for number, size in memory.items() if size]
+    found: dict[frozenset[int], int] = {}
+    for shape, times in cluster.demand.usual:
+        names = {cluster.model_number(name) for name in shape.models} if shape.models else set(here)
+        models = frozenset(each for each in here if each in names and memory[each] >= shape.min_vram)
+        if models and not shape.mig:
+            amount = shape.count * max(shape.milli, 1) * times
+            found[models] = found.get(models, 0) + amount
+    return found if set(found) != {frozenset(here)} else {}
