@@ -38,6 +38,8 @@ class Entry:
     started: int = 0
     #: What it last said of itself: address, dashboard…
     said: dict[str, Any] = field(default_factory=dict)
+    #: Of a slice: the address of the lease's scheduler that it works for.
+    scheduler: str = ""
 
     @property
     def is_scheduler(self) -> bool:

@@ -232,7 +232,7 @@ class Leases:
 
     async def _start_worker(self, order: dict[str, Any]) -> None:
         part = decode(Slice, order["slice"])
-        entry = Entry(part.id, order["lease"], order["user"], order["slice"])
+        entry = Entry(part.id, order["lease"], order["user"], order["slice"], scheduler=order["address"])
         await self._start_process(entry, order, lambda: worker_spec(self._table, part, order, self._common))
 
     async def _drain(self, order: dict[str, Any]) -> None:
@@ -265,7 +265,10 @@ class Leases:
         async with self._lock(entry.key):
             there = self._table.entries.get(entry.key)
             if there is not None and there.state != FAILED:
-                if there.state == RUNNING:
+                if there.scheduler != entry.scheduler:
+                    # It worked for a scheduler that is lost; the pool replaces it when it has been seen gone.
+                    self._do(self._stop({"lease": entry.lease, "slice": entry.key}))
+                elif there.state == RUNNING:
                     self._say_running(there)
                 return
             self._table.entries[entry.key] = entry
