@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -19,12 +20,13 @@ import psutil
 import pytest
 
 from jupyter_gpupool import wire
-from jupyter_gpupool.core.model import Device, NvmlEvent, Reading, Verdict
+from jupyter_gpupool.core.model import Device, Instance, NvmlEvent, Reading, Verdict, encode
 from jupyter_gpupool.driver import simulated
 from jupyter_gpupool.line import Line, read_line, write_line
 from jupyter_gpupool.node import guard, host, locks
 from jupyter_gpupool.node.connection import Connection
 from jupyter_gpupool.node.fitness import Fitness, now_ms
+from jupyter_gpupool.node.instances import Instances
 from jupyter_gpupool.node.locks import DeviceLocks
 from jupyter_gpupool.node.membership import FILE, JoinError, Membership, join, load
 from jupyter_gpupool.node.outside import OutsideWatch
@@ -131,6 +133,33 @@ def test_a_pid_that_is_not_here_is_another_machines_view():
     watch = OutsideWatch(lambda pid: "")
     there = [Reading(device="g", now=0, processes=((2**22 + 1, 5),))]
     assert list(watch.changes(there)) == list(watch.changes(there)) == []
+
+
+# --------------------------------------------------------------------------------------------- MIG instances
+
+
+@pytest.mark.asyncio
+async def test_a_mig_instance_is_made_once_remembered_and_destroyed(tmp_path):
+    machines = tmp_path / "machines"
+    simulated.create(machines, {"node-1": 1})
+    machine = simulated.Machine(machines)
+    [device] = machine.devices("node-1")
+    machine.mig(device)
+    environ = {**os.environ, **simulated.environment(machines, "node-1")}
+    made = Instances(tmp_path / "instances.json", environ)
+    wanted = encode(Instance(profile="1g.10gb", start=0, size=1))
+    uuid, why = await made.create(device, wanted)
+    assert uuid.startswith("MIG-"), why
+    assert (await made.create(device, wanted)) == (uuid, ""), "an order may come twice"
+    _, why = await made.create(device, encode(Instance(profile="7g.80gb", start=0, size=8)))
+    assert why, "there is no room for it, and the driver says so"
+    there = Instance(profile="1g.10gb", start=0, size=1, uuid=uuid)
+    whole = dataclasses.replace(a_device(), instances=(there, dataclasses.replace(there, uuid="MIG-older")))
+    again = Instances(tmp_path / "instances.json", environ)
+    assert [each.uuid for each in again.offered(whole).instances] == ["MIG-older"]
+    assert await again.destroy(device, encode(there)) == ""
+    assert await again.destroy(device, encode(there)) == "", "nor does it hurt to destroy it twice"
+    assert again.offered(whole) == whole
 
 
 # -------------------------------------------------------------------------------------------------- fitness

@@ -21,6 +21,7 @@ from jupyter_gpupool.core.model import Node, encode
 from jupyter_gpupool.node import host
 from jupyter_gpupool.node.connection import Connection
 from jupyter_gpupool.node.fitness import Fitness, now_ms
+from jupyter_gpupool.node.instances import Instances
 from jupyter_gpupool.node.launch import allowed_environment, find_account
 from jupyter_gpupool.node.leases import Leases
 from jupyter_gpupool.node.locks import DeviceLocks
@@ -81,7 +82,10 @@ class Agent:
         self._locks = DeviceLocks(member.url, getpass.getuser())
         self._gone = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
+        account = find_account("", switches=False)
+        self._environ = allowed_environment(dict(os.environ), account, settings.simulated)
         self._reader = self._make_reader()
+        self._instances = Instances(folder / "instances.json", self._environ)
         self._leases = Leases(
             folder / "leases",
             self._on_report,
@@ -111,9 +115,8 @@ class Agent:
         )
 
     def _make_reader(self) -> Reader:
-        account = find_account("", switches=False)
         return Reader(
-            allowed_environment(dict(os.environ), account, self._settings.simulated),
+            self._environ,
             node=self._member.name,
             interval_s=self._settings.interval,
             on_devices=self._on_devices,
@@ -158,7 +161,7 @@ class Agent:
         await asyncio.gather(self._leases.close(keep=True), self._reader.close(), return_exceptions=True)
         self._locks.release()
 
-    async def _leave(self) -> None:
+    async def _leave(self, _order: Message) -> None:
         """End everything of the pool on this node, and then the agent."""
         logger.info("The controller ends the pool: everything of it here ends.")
         await self._leases.close(keep=False)
@@ -250,7 +253,7 @@ class Agent:
     def _node(self) -> Node:
         return Node(
             name=self._member.name,
-            devices=self._devices,
+            devices=tuple(self._instances.offered(each) for each in self._devices),
             cpus=self._settings.cpus or host.cpus(),
             memory=self._settings.memory or host.memory(),
             address=self._settings.address,
@@ -278,23 +281,32 @@ class Agent:
             self._do(self._obey(order))
 
     async def _obey(self, order: Message) -> None:
-        """Carry out one order; those that this table does not name are about leases."""
+        """Carry out one order; those that the tables below do not name are about leases."""
         name = str(order.get("order"))
-        if name == "refused":
-            logger.error("%s", order.get("why"))
-        elif name == "leave":
-            await self._leave()
-        elif name in ANSWERS:
-            self._connection.outbox.tell(
-                {"report": "answer", "ask": order.get("ask"), **await ANSWERS[name](self, order)}
-            )
-        elif name == "create_instance":
-            why = "this agent cannot create MIG instances; offer existing ones, or upgrade it"
-            self._connection.outbox.put(
-                {"report": "instance_failed", "slice": order.get("slice"), "why": why}
-            )
-        elif name != "destroy_instance":
+        if name in ANSWERS:
+            said = await ANSWERS[name](self, order)
+            self._connection.outbox.tell({"report": "answer", "ask": order.get("ask"), **said})
+        elif name in DEEDS:
+            await DEEDS[name](self, order)
+        else:
             await self._leases.obey(order)
+
+    async def _take_refusal(self, order: Message) -> None:
+        logger.error("%s", order.get("why"))
+
+    async def _create_instance(self, order: Message) -> None:
+        said = {"slice": str(order.get("slice"))}
+        uuid, why = await self._instances.create(str(order.get("device")), order.get("instance") or {})
+        if uuid:
+            self._connection.outbox.put({"report": "instance_created", **said, "uuid": uuid})
+        else:
+            self._connection.outbox.put({"report": "instance_failed", **said, "why": why})
+
+    async def _destroy_instance(self, order: Message) -> None:
+        device = str(order.get("device"))
+        if why := await self._instances.destroy(device, order.get("instance") or {}):
+            sentence = f"A MIG instance on {device} could not be destroyed: {why}"
+            self._on_report({"report": "finding", "about": "mig", "subject": device, "sentence": sentence})
 
     async def _answer_logs(self, order: Message) -> Message:
         return {"logs": await asyncio.to_thread(self._leases.logs, str(order.get("lease")))}
@@ -343,6 +355,13 @@ ANSWERS = {
     "forgive": Agent._answer_forgive,  # noqa: SLF001
     "blame": Agent._answer_blame,  # noqa: SLF001
     "thresholds": Agent._answer_thresholds,  # noqa: SLF001
+}
+#: Orders that are not about a lease's processes.
+DEEDS = {
+    "refused": Agent._take_refusal,  # noqa: SLF001
+    "leave": Agent._leave,  # noqa: SLF001
+    "create_instance": Agent._create_instance,  # noqa: SLF001
+    "destroy_instance": Agent._destroy_instance,  # noqa: SLF001
 }
 
 

@@ -1,0 +1,142 @@
+"""MIG instances, made and ended as the pool orders.
+
+Rule 1: each order runs in a process of its own: a driver call that hangs is then nobody else's.
+Rule 2: orders may come twice: what is there already is made, what is not there any more is destroyed.
+Rule 3: what the pool has made is remembered, so that it is never offered as if it had always been there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from jupyter_gpupool.core.model import Instance, decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from jupyter_gpupool.core.model import Device
+
+#: Seconds for one order.
+LIMIT = 60.0
+#: How often destroying is tried while the driver counts a process that has just ended; seconds between.
+TRIES, PAUSE = 10, 0.5
+
+
+class Instances:
+    """Makes and destroys MIG instances on this node.
+
+    Args:
+        path: Where is kept what the pool has made.
+        environ: The environment of the processes that do it.
+    """
+
+    def __init__(self, path: Path, environ: Mapping[str, str]) -> None:
+        self._path = path
+        self._environ = dict(environ)
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._made: set[str] = set()
+        with contextlib.suppress(OSError, ValueError):
+            self._made = set(json.loads(path.read_text(encoding="utf-8")))
+
+    async def create(self, device: str, instance: dict[str, Any]) -> tuple[str, str]:
+        """Make an instance; return its UUID, or "" and why not."""
+        answer = await self._order("create", device, instance)
+        uuid = str(answer.get("uuid", ""))
+        if uuid:
+            self._remember(self._made | {uuid})
+        return uuid, str(answer.get("why", ""))
+
+    async def destroy(self, device: str, instance: dict[str, Any]) -> str:
+        """Destroy an instance; return "" or why not."""
+        answer = await self._order("destroy", device, instance)
+        if not answer.get("why"):
+            self._remember(self._made - {str(instance.get("uuid"))})
+        return str(answer.get("why", ""))
+
+    def offered(self, device: Device) -> Device:
+        """Return a device without the instances of the pool's own making."""
+        kept = tuple(each for each in device.instances if each.uuid not in self._made)
+        return device if kept == device.instances else dataclasses.replace(device, instances=kept)
+
+    async def _order(self, action: str, device: str, instance: dict[str, Any]) -> dict[str, Any]:
+        async with self._locks.setdefault(device, asyncio.Lock()):
+            command = [sys.executable, "-m", "jupyter_gpupool.node.instances"]
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                action,
+                device,
+                json.dumps(instance),
+                stdout=asyncio.subprocess.PIPE,
+                env=self._environ,
+            )
+            try:
+                out, _ = await asyncio.wait_for(process.communicate(), LIMIT)
+            except TimeoutError:
+                # It is left to end by itself: to end an NVML client by force can hurt its GPU.
+                return {"why": f"the driver did not answer within {LIMIT:g} s"}
+        with contextlib.suppress(ValueError):
+            answer = json.loads(out)
+            if isinstance(answer, dict):
+                return answer
+        return {"why": f"the process that calls the driver ended with status {process.returncode}"}
+
+    def _remember(self, made: set[str]) -> None:
+        self._made = made
+        part = self._path.with_suffix(".part")
+        part.touch(mode=0o600)
+        part.write_text(json.dumps(sorted(made)), encoding="utf-8")
+        part.replace(self._path)
+
+
+def carry_out(action: str, device: str, instance: Instance) -> dict[str, Any]:
+    """Do one order in this process; return the instance, or `why` not."""
+    from jupyter_gpupool.driver.nvml import Driver, DriverError
+
+    driver = Driver()
+    try:
+        driver.open()
+        if action == "destroy":
+            _destroy(driver, device, instance)
+            return {}
+        place = (instance.profile, instance.start, instance.size)
+        there = [each for each in driver.instances(device) if (each.profile, each.start, each.size) == place]
+        made = next((each for each in there if each.uuid), None) or driver.create_instance(device, instance)
+        return {**encode(made)}
+    except DriverError as error:
+        return {"why": str(error)}
+    finally:
+        driver.close()
+
+
+def _destroy(driver: Any, device: str, instance: Instance) -> None:
+    from jupyter_gpupool.driver.nvml import DriverError
+
+    for left in range(TRIES - 1, -1, -1):
+        try:
+            driver.destroy_instance(device, instance)
+        except DriverError as error:
+            if error.name != "IN_USE" or not left:
+                raise
+            time.sleep(PAUSE)
+        else:
+            return
+
+
+def main() -> None:
+    """Run one order: `python -m jupyter_gpupool.node.instances create|destroy DEVICE INSTANCE`."""
+    from jupyter_gpupool.driver import simulated
+
+    simulated.install()
+    action, device, text = sys.argv[1:]
+    sys.stdout.write(json.dumps(carry_out(action, device, decode(Instance, json.loads(text)))))
+
+
+if __name__ == "__main__":
+    main()
