@@ -76,6 +76,10 @@ def _pem(ca: str) -> str:
         ) from error
 
 
+def _first_line(words: object) -> str:
+    return str(words).partition("\n")[0]
+
+
 def _short(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
@@ -119,7 +123,7 @@ def _parsed(path: Path, text: str) -> dict[str, str]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark else ""
-        raise _broken(path, line + str(getattr(error, "problem", error))) from error
+        raise _broken(path, line + _first_line(getattr(error, "problem", error))) from error
     if said is None:
         return {}
     if not isinstance(said, dict) or not all(isinstance(each, str) for each in said.values()):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from jupyter_gpupool import _steps as steps
-from jupyter_gpupool import display
+from jupyter_gpupool import display, tables
 from jupyter_gpupool._http import PoolError, Trouble
 from jupyter_gpupool.core.model import LeaseState
 from jupyter_gpupool.progress import Progress
@@ -223,14 +223,14 @@ class Lease(_Lease):
         """Let exactly these other people use the lease; what they run on it runs as you."""
         return self._patch({"share": list(users)})
 
-    def logs(self) -> display.Logs:
+    def logs(self) -> tables.Logs:
         """Return what the lease's scheduler and workers wrote, the errors of a start that failed included."""
-        return display.Logs(self._pool.carry_out(steps.logs(self.id)))
+        return tables.Logs(self._pool.carry_out(steps.logs(self.id)))
 
-    def explain(self) -> display.Said:
+    def explain(self) -> tables.Said:
         """Say why it waits, or why it is as it is."""
         answer = self._pool.carry_out(steps.read(steps.lease_path(self.id, "explain"), "sentences"))
-        return display.Said(answer, display.explanation_words)
+        return tables.Said(answer, display.explanation_words)
 
     def _patch(self, change: dict[str, Any]) -> Self:
         self.data = self._pool.carry_out(steps.patch(self.id, change))
@@ -296,14 +296,14 @@ class AsyncLease(_Lease):
         """Grow or shrink an elastic lease to at most so many GPUs."""
         return await self._patch({"gpus": gpus})
 
-    async def logs(self) -> display.Logs:
+    async def logs(self) -> tables.Logs:
         """Return what the lease's scheduler and workers wrote."""
-        return display.Logs(await self._pool.carry_out(steps.logs(self.id)))
+        return tables.Logs(await self._pool.carry_out(steps.logs(self.id)))
 
-    async def explain(self) -> display.Said:
+    async def explain(self) -> tables.Said:
         """Say why it waits, or why it is as it is."""
         answer = await self._pool.carry_out(steps.read(steps.lease_path(self.id, "explain"), "sentences"))
-        return display.Said(answer, display.explanation_words)
+        return tables.Said(answer, display.explanation_words)
 
     async def _patch(self, change: dict[str, Any]) -> Self:
         self.data = await self._pool.carry_out(steps.patch(self.id, change))

@@ -181,10 +181,10 @@ def logs(lease: str) -> Steps[dict[str, str]]:
     return {each["name"]: each["text"] for each in answer["logs"]}
 
 
-def leases(*, all_of_them: bool) -> Steps[list[LeaseData]]:
-    """Read one's own leases, or everybody's (what a person may see of them)."""
-    answer = yield get("/v1/leases", "leases", **({"all": "true"} if all_of_them else {}))
-    return list(answer["leases"])
+def leases(*, everybody: bool, ended: bool) -> Steps[list[LeaseData]]:
+    """Read one's own leases, or everybody's as far as one may see them; with `ended` those that are over too."""
+    answer = yield get("/v1/leases", "leases", **({"all": "true"} if everybody else {}))
+    return [each for each in answer["leases"] if ended or each["state"] != LeaseState.ENDED]
 
 
 def lease_named(name: str) -> Steps[LeaseData]:
@@ -193,7 +193,7 @@ def lease_named(name: str) -> Steps[LeaseData]:
     Raises:
         PoolError: There is none.
     """
-    own = yield from leases(all_of_them=False)
+    own = yield from leases(everybody=False, ended=True)
     for lease in own:
         if lease["id"] == name:
             return lease
@@ -217,7 +217,8 @@ def only_lease() -> Steps[LeaseData]:
     Raises:
         PoolError: There is none, or there are several.
     """
-    own = [lease for lease in (yield from leases(all_of_them=False)) if lease["state"] != LeaseState.ENDED]
+    found = yield from leases(everybody=False, ended=False)
+    own = [lease for lease in found if lease["state"] != LeaseState.DRAINING]
     if len(own) == 1:
         return own[0]
     if not own:

@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpupool import display
+from jupyter_gpupool import display, tables
 from jupyter_gpupool._http import Connection, PoolError, Trouble, get
 from jupyter_gpupool.commands import Argument, Command, Misuse, number
 
@@ -160,15 +160,15 @@ def _set(machine: Any, args: Namespace) -> str:
     return f"{args.device}: {name} reads {value or 'as it is'} now."
 
 
-def _show(machine: Any, _: Namespace) -> display.Rows:
-    columns: tuple[display.Column, ...] = (
+def _show(machine: Any, _: Namespace) -> tables.Rows:
+    columns: tuple[tables.Column, ...] = (
         ("device", lambda row: f"{row['node']}/gpu{row['index']}"),
         ("model", lambda row: row["model"]),
         ("lost", lambda row: "lost" if row["lost"] else ""),
         ("reads", lambda row: ", ".join(f"{name}={value}" for name, value in row["set"].items())),
         ("uuid", lambda row: row["uuid"]),
     )
-    return display.Rows(
+    return tables.Rows(
         [machine.describe(each) for each in machine.devices()], columns, note=display.SIMULATED
     )
 
@@ -181,7 +181,7 @@ _SIMULATE = {"fail": _fail, "restore": _restore, "hang": _hang, "set": _set, "sh
 
 def _token(pool: Pool, args: Namespace) -> Any:
     if args.action == "list":
-        return display.any_rows(pool.get("/v1/tokens"), "tokens")
+        return display.token_rows(pool.get("/v1/tokens"))
     if not args.who:
         raise Misuse(
             f"jupyter gpupool token {args.action} needs {'a user' if args.action == 'new' else 'an id'}."

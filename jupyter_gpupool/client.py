@@ -16,7 +16,7 @@ import threading
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from jupyter_gpupool import _steps as steps
-from jupyter_gpupool import display
+from jupyter_gpupool import display, tables
 from jupyter_gpupool._find import find
 from jupyter_gpupool._http import Address, AsyncConnection, Call, Connection, PoolError, Steps, Trouble, get
 from jupyter_gpupool._lease import AsyncLease, Lease
@@ -150,18 +150,23 @@ class Pool(_Pool):
             )
             return Lease(self, self.carry_out(asked))
 
-    def trial(self, **what: Unpack[RequestOptions]) -> display.Said:
+    def trial(self, **what: Unpack[RequestOptions]) -> tables.Said:
         """Say whether a request would start now, else when and why, without asking for anything.
 
         Raises:
             PoolError: It would be refused.
         """
-        return display.Said(self.carry_out(steps.trial(what)), display.trial_words)
+        return tables.Said(self.carry_out(steps.trial(what)), display.trial_words)
 
-    def leases(self, *, everybody: bool = False) -> list[Lease]:
-        """List your leases and pending requests, or everybody's."""
-        found = [Lease(self, data) for data in self.carry_out(steps.leases(all_of_them=everybody))]
-        return display.Rows(found, display.LEASE_COLUMNS, "You have no lease.")
+    def leases(self, *, everybody: bool = False, ended: bool = False) -> list[Lease]:
+        """List your leases and pending requests, or everybody's.
+
+        Args:
+            everybody: Those of others too, as far as you may see them.
+            ended: Those that have ended too.
+        """
+        found = self.carry_out(steps.leases(everybody=everybody, ended=ended))
+        return display.lease_rows(Lease(self, data) for data in found)
 
     def lease(self, name: str | None = None) -> Lease:
         """Find one of your leases by its name or id; without one, the only lease that you have.
@@ -175,9 +180,13 @@ class Pool(_Pool):
         """List the pool's devices, with what is on them and how they are."""
         return display.device_rows(self.carry_out(steps.read("/v1/devices", "devices")))
 
-    def status(self) -> display.Said:
+    def status(self) -> tables.Said:
         """Say what the pool is and how it stands."""
-        return display.Said(self.carry_out(steps.read("/v1/pool", "gpus")), display.pool_words)
+        return tables.Said(self.carry_out(steps.read("/v1/pool", "gpus")), display.pool_words)
+
+    def overview(self) -> display.Overview:
+        """Say what the pool is, with its devices and your leases."""
+        return display.Overview(self.status(), self.devices(), self.leases())
 
     def queue(self) -> list[Any]:
         """List who waits, in the order in which they are next."""
@@ -191,7 +200,7 @@ class Pool(_Pool):
         """List who has used how much."""
         return display.any_rows(self.carry_out(steps.read("/v1/usage")), "usage")
 
-    def explain(self, name: str | None = None) -> display.Said:
+    def explain(self, name: str | None = None) -> tables.Said:
         """Say why one of your requests waits, or why a lease is as it is."""
         lease = self.lease(name)
         return lease.explain()
@@ -223,7 +232,7 @@ class Pool(_Pool):
         try:
             return self.status()._repr_html_()
         except PoolError as error:
-            return display.html_line(str(error))
+            return tables.html_line(str(error))
 
 
 class AsyncPool(_Pool):
@@ -264,14 +273,14 @@ class AsyncPool(_Pool):
         asked = steps.request(what, wait=wait, timeout=timeout, on_wait=told)
         return AsyncLease(self, await self.carry_out(asked))
 
-    async def trial(self, **what: Unpack[RequestOptions]) -> display.Said:
+    async def trial(self, **what: Unpack[RequestOptions]) -> tables.Said:
         """Say whether a request would start now, else when and why. See `Pool.trial`."""
-        return display.Said(await self.carry_out(steps.trial(what)), display.trial_words)
+        return tables.Said(await self.carry_out(steps.trial(what)), display.trial_words)
 
-    async def leases(self, *, everybody: bool = False) -> list[AsyncLease]:
-        """List your leases and pending requests, or everybody's."""
-        found = [AsyncLease(self, data) for data in await self.carry_out(steps.leases(all_of_them=everybody))]
-        return display.Rows(found, display.LEASE_COLUMNS, "You have no lease.")
+    async def leases(self, *, everybody: bool = False, ended: bool = False) -> list[AsyncLease]:
+        """List your leases and pending requests, or everybody's. See `Pool.leases`."""
+        found = await self.carry_out(steps.leases(everybody=everybody, ended=ended))
+        return display.lease_rows(AsyncLease(self, data) for data in found)
 
     async def lease(self, name: str | None = None) -> AsyncLease:
         """Find one of your leases by its name or id; without one, the only lease that you have."""
@@ -281,11 +290,11 @@ class AsyncPool(_Pool):
         """List the pool's devices, with what is on them and how they are."""
         return display.device_rows(await self.carry_out(steps.read("/v1/devices", "devices")))
 
-    async def status(self) -> display.Said:
+    async def status(self) -> tables.Said:
         """Say what the pool is and how it stands."""
-        return display.Said(await self.carry_out(steps.read("/v1/pool", "gpus")), display.pool_words)
+        return tables.Said(await self.carry_out(steps.read("/v1/pool", "gpus")), display.pool_words)
 
-    async def explain(self, name: str | None = None) -> display.Said:
+    async def explain(self, name: str | None = None) -> tables.Said:
         """Say why one of your requests waits, or why a lease is as it is."""
         return await (await self.lease(name)).explain()
 

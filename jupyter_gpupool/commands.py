@@ -236,6 +236,9 @@ _LEASES = Argument(
 )
 _ALL_MINE = Argument(flags=("--all",), name="all", help="all that you have", options={"action": "store_true"})
 _EVERYBODY = Argument(flags=("--all",), name="all", help="everybody's", options={"action": "store_true"})
+_ENDED = Argument(
+    flags=("--ended",), name="ended", help="those that have ended too", options={"action": "store_true"}
+)
 _BY = Argument(
     flags=("--by",),
     name="by",
@@ -275,7 +278,7 @@ def _request(pool: Pool, args: argparse.Namespace) -> Any:
 def _release(pool: Pool, args: argparse.Namespace) -> str:
     leases: Sequence[Lease]
     if args.all:
-        leases = [lease for lease in pool.leases() if lease.state != "ended"]
+        leases = pool.leases()
         if not leases:
             return "You have no lease."
     else:
@@ -293,12 +296,14 @@ COMMANDS: tuple[Command, ...] = (
         arguments=(*REQUEST, _WAIT, _TIMEOUT, _DRY_RUN),
         run=_request,
     ),
-    Command(name="status", help="Say what the pool is and how it stands.", run=lambda pool, _: pool.status()),
+    Command(
+        name="status", help="Say what the pool is and how it stands.", run=lambda pool, _: pool.overview()
+    ),
     Command(
         name="leases",
         help="List your leases and the requests that wait.",
-        arguments=(_EVERYBODY,),
-        run=lambda pool, args: pool.leases(everybody=args.all),
+        arguments=(_EVERYBODY, _ENDED),
+        run=lambda pool, args: pool.leases(everybody=args.all, ended=args.ended),
     ),
     Command(
         name="why",

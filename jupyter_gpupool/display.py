@@ -1,22 +1,22 @@
 """How what a pool says looks: words, tables and HTML, the same in every face.
 
-Rule 1: plain text comes first; HTML says the same. Whatever a pool or a person wrote is escaped in it.
+Rule 1: a sentence says the same wherever it is shown; how tables are laid out is the business of `tables`.
 Rule 2: where GPUs are simulated, that is said, in one line.
 Rule 3: times are said as from now ("in 12 min"), so that no time zone has to be guessed.
 """
 
 from __future__ import annotations
 
-import html
 import operator
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.core.model import GB, WHOLE, LeaseState
+from jupyter_gpupool.tables import Column, Rows, Said, html_line, html_table
 
-#: A column of a table: its heading, and how its cell is made of a row.
-Column = tuple[str, Callable[[Mapping[str, Any]], Any]]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
 TIMES = "\N{MULTIPLICATION SIGN}"
 SIMULATED = "The GPUs are simulated."
 
@@ -72,133 +72,6 @@ def gigabytes(size: float | None) -> str:
 def gpus(milli: int) -> str:
     """Say thousandths of a GPU as GPUs: "2", "0.5"."""
     return f"{milli / WHOLE:g}"
-
-
-# ----------------------------------------------------------------------------------------------------- tables
-
-
-def table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Lay rows out as plain text with aligned columns; columns without any content are left out."""
-    heads, cells = _cells(columns, rows)
-    lines = [heads, *cells]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
-    numbers = [bool(cells) and all(_is_number(line[i]) for line in cells) for i in range(len(heads))]
-
-    def laid(line: list[str]) -> str:
-        return "  ".join(
-            cell.rjust(width) if number else cell.ljust(width)
-            for cell, width, number in zip(line, widths, numbers, strict=True)
-        ).rstrip()
-
-    rule = "  ".join("─" * width for width in widths)
-    return "\n".join([laid(heads), rule, *(laid(line) for line in cells)])
-
-
-def html_table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Lay rows out as an HTML table."""
-    heads, cells = _cells(columns, rows)
-    head = "".join(f"<th style='text-align:left'>{html.escape(each)}</th>" for each in heads)
-    body = "".join(
-        "<tr>" + "".join(f"<td style='text-align:left'>{html.escape(cell)}</td>" for cell in line) + "</tr>"
-        for line in cells
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _cells(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    lines = [[_text(make(row)) for _, make in columns] for row in rows]
-    used = [i for i in range(len(columns)) if not lines or any(line[i] for line in lines)]
-    return [columns[i][0] for i in used], [[line[i] for i in used] for line in lines]
-
-
-def _text(value: Any) -> str:
-    """Write a cell; control characters must not reach a terminal."""
-    text = "" if value is None else str(value)
-    return "".join(char if char.isprintable() else " " for char in text)
-
-
-def _is_number(text: str) -> bool:
-    return not text or text.replace(".", "", 1).isdigit()
-
-
-def html_line(words: str) -> str:
-    """Write a line of words as HTML."""
-    return f"<div>{html.escape(words)}</div>"
-
-
-class Rows(list[Any]):
-    """A list of what a pool says (dicts), shown as a table.
-
-    Args:
-        rows: The dicts, or objects that have them as `data`.
-        columns: What to show of them.
-        empty: The sentence to show when there are none.
-        note: A line below the table.
-    """
-
-    def __init__(
-        self, rows: Iterable[Any], columns: Sequence[Column], empty: str = "", note: str = ""
-    ) -> None:
-        super().__init__(rows)
-        self._columns = columns
-        self._empty = empty
-        self._note = note
-
-    def __repr__(self) -> str:
-        shown = table(self._columns, map(_data, self)) if self else self._empty
-        return "\n".join(filter(None, [shown, self._note]))
-
-    def _repr_html_(self) -> str:
-        shown = html_table(self._columns, map(_data, self)) if self else html.escape(self._empty)
-        return shown + (f"<div>{html.escape(self._note)}</div>" if self._note else "")
-
-
-def _data(row: Any) -> Mapping[str, Any]:
-    """Return the dict of a row, which may be a `Lease` that carries it."""
-    data: Mapping[str, Any] = row if isinstance(row, Mapping) else row.data
-    return data
-
-
-class Said(dict[str, Any]):
-    """What a pool says of one thing (a dict whose keys are attributes too), shown as lines of words.
-
-    Args:
-        data: The dict.
-        words: Makes the lines of it.
-    """
-
-    def __init__(self, data: Mapping[str, Any], words: Callable[[Mapping[str, Any]], list[str]]) -> None:
-        super().__init__(data)
-        self._words = words
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"the pool says nothing of {name!r}; it says {', '.join(self)}") from None
-
-    def __repr__(self) -> str:
-        return "\n".join(self._words(self))
-
-    def _repr_html_(self) -> str:
-        return "<br>".join(html.escape(line) for line in self._words(self))
-
-
-class Logs(dict[str, str]):
-    """Texts by the name of the process that wrote them."""
-
-    def __repr__(self) -> str:
-        if not self:
-            return "Nothing has been written yet."
-        return "\n\n".join(f"── {name} ──\n{text.rstrip() or '(nothing)'}" for name, text in self.items())
-
-    def _repr_html_(self) -> str:
-        if not self:
-            return "Nothing has been written yet."
-        return "".join(
-            f"<details><summary>{html.escape(name)}</summary><pre>{html.escape(text)}</pre></details>"
-            for name, text in self.items()
-        )
 
 
 # ----------------------------------------------------------------------------------------------------- leases
@@ -267,7 +140,12 @@ def waiting_words(lease: Mapping[str, Any]) -> str:
     why = reasons[0] if reasons else lease["why"].rstrip(".")
     expected = lease.get("expected_start")
     start = f"expected to start {from_now(expected)}" if expected and expected > time.time() else ""
-    return ", ".join(filter(None, [place, why, start]))
+    return ", ".join(filter(None, [f"{place} ({_inner(why)})" if why else place, start]))
+
+
+def _inner(sentence: str) -> str:
+    """Begin a sentence that stands within another with a small letter, unless it begins with a name."""
+    return sentence[:1].lower() + sentence[1:] if sentence[1:2].islower() else sentence
 
 
 def _says(lease: Mapping[str, Any]) -> str:
@@ -343,6 +221,28 @@ def _you(user: Mapping[str, Any]) -> str:
     return f"You are {user['name']}" + (", an administrator of it." if user.get("admin") else ".")
 
 
+class Overview(dict[str, Any]):
+    """A pool with its devices and one's leases, shown one below the other.
+
+    Args:
+        pool: What the pool is and how it stands.
+        devices: Its devices.
+        leases: One's leases.
+    """
+
+    def __init__(self, pool: Said, devices: list[Any], leases: list[Any]) -> None:
+        super().__init__(pool=pool, devices=devices, leases=leases)
+
+    def _parts(self) -> list[Any]:
+        return [self["pool"], *filter(None, [self["devices"], self["leases"]])]
+
+    def __repr__(self) -> str:
+        return "\n\n".join(map(repr, self._parts()))
+
+    def _repr_html_(self) -> str:
+        return "".join(part._repr_html_() for part in self._parts())
+
+
 def explanation_words(answer: Mapping[str, Any]) -> list[str]:
     """Say why a lease is where it is."""
     lines = [str(each) for each in answer["sentences"]]
@@ -362,6 +262,11 @@ def trial_words(answer: Mapping[str, Any]) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------------ lists
+
+
+def lease_rows(leases: Iterable[Any]) -> Rows:
+    """Show leases."""
+    return Rows(leases, LEASE_COLUMNS, "You have no lease.")
 
 
 def device_rows(answer: Mapping[str, Any]) -> Rows:
@@ -386,6 +291,19 @@ def queue_rows(answer: Mapping[str, Any]) -> Rows:
         ("says", lambda row: row.get("why")),
     )
     return Rows(answer["queue"], columns, "Nobody waits.")
+
+
+def token_rows(answer: Mapping[str, Any]) -> Rows:
+    """Show tokens, without what could be used of them."""
+    columns: tuple[Column, ...] = (
+        ("id", operator.itemgetter("id")),
+        ("user", operator.itemgetter("user")),
+        ("may", lambda row: row["scopes"][-1]),
+        ("for", operator.itemgetter("label")),
+        ("made", lambda row: from_now(row["made"])),
+        ("expires", lambda row: from_now(row["expires"])),
+    )
+    return Rows(answer["tokens"], columns, "There are no tokens.")
 
 
 def any_rows(answer: Mapping[str, Any], key: str) -> Rows:

@@ -159,7 +159,7 @@ class _Start:
         self.logs.mkdir(mode=0o700, exist_ok=True)
         self.end = time.monotonic() + START_S
         self.alive = processes()
-        self.started: list[str] = []
+        self.started: dict[str, subprocess.Popen[bytes]] = {}
         if not self.alive:
             for name in STALE:
                 (folder / name).unlink(missing_ok=True)
@@ -189,9 +189,11 @@ class _Start:
         from jupyter_gpupool.driver import simulated
 
         path = self.folder / "simulated"
-        if path.exists() and simulated.Machine(path).nodes() != list(plan["nodes"]):
-            simulated.create(path, plan["nodes"], replace=True)
-        simulated.create(path, plan["nodes"])
+        others = path.exists() and simulated.Machine(path).nodes() != list(plan["nodes"])
+        try:
+            simulated.create(path, plan["nodes"], replace=others)
+        except ValueError as error:
+            raise PoolError(Trouble.BAD_CONFIG, f"No such machine can be simulated: {error}.") from error
         return {name: simulated.environment(path, name) for name in plan["nodes"]}
 
     def _controller(self, listen: Mapping[str, Any]) -> Address:
@@ -232,7 +234,7 @@ class _Start:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("GPUPOOL_")}
         with self._errors(name).open("wb") as errors:
             self._errors(name).chmod(0o600)
-            child = subprocess.Popen(
+            child = _Detached(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
@@ -241,8 +243,8 @@ class _Start:
                 env={**environment, **variables},
                 start_new_session=True,
             )
-        _children[name] = child
-        self.started.append(name)
+        _children.append(child)
+        self.started[name] = child
         said = {
             **_read(self.folder / "processes.json"),
             name: {"pid": child.pid, "started": _started_at(child.pid)},
@@ -271,8 +273,8 @@ class _Start:
             PoolError: It has, or it takes too long.
         """
         while not ready():
-            for name in self.started:
-                if _children[name].poll() is not None:
+            for name, child in self.started.items():
+                if child.poll() is not None:
                     raise PoolError(
                         Trouble.NOT_STARTED, f"The pool's {name} did not start: {self._last_words(name)}"
                     )
@@ -294,16 +296,23 @@ class _Start:
 
     def _take_back(self) -> None:
         """End what this start has started: a pool that is there in part is of no use."""
-        for name in reversed(self.started):
-            _end(_children[name].pid)
-            _children.pop(name).wait()
+        for child in reversed(self.started.values()):
+            _end(child.pid)
+            child.wait()
         if not self.alive:
             for name in STALE:
                 (self.folder / name).unlink(missing_ok=True)
 
 
+class _Detached(subprocess.Popen[bytes]):
+    """A process that outlives us: that it still runs when we forget it is no mistake."""
+
+    def __del__(self, *_: object) -> None:
+        """Let go of it without a warning."""
+
+
 #: Processes that this one has started, so that they can be reaped when they end.
-_children: dict[str, subprocess.Popen[bytes]] = {}
+_children: list[_Detached] = []
 
 
 def simulated_nodes() -> dict[str, int]:
@@ -364,8 +373,7 @@ def stop() -> bool:
                 )
         for name in STALE:
             (folder / name).unlink(missing_ok=True)
-        for child in _children.values():
-            child.poll()
+        _children[:] = [child for child in _children if child.poll() is None]
     return True
 
 

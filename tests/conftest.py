@@ -1,0 +1,134 @@
+"""What tests share: an embedded pool of simulated GPUs, and a look for leaked processes at the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from jupyter_gpupool import embedded
+from jupyter_gpupool.client import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: A variable that all processes of this test session have in their environment, or inherit a folder below of.
+MARK = "TESTS_OF_GPUPOOL"
+#: Seconds for the last processes to leave.
+LEAVE_S = 15.0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_folder() -> Iterator[Path]:
+    """Keep everything that tests write in one folder, and find no process of ours left at the end.
+
+    Whatever pool or configuration the person who runs the tests has, they neither see nor touch it.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="gp-"))  # short: sockets live below it
+    patch = pytest.MonkeyPatch()
+    patch.setenv(MARK, str(folder))
+    patch.setenv("JUPYTER_CONFIG_DIR", str(folder / "config"))
+    patch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "runtime"))
+    patch.setenv("IPYTHONDIR", str(folder / "ipython"))
+    patch.setenv("GPUPOOL_DIR", str(folder / "pool"))
+    for name in ("GPUPOOL_URL", "GPUPOOL_TOKEN", "GPUPOOL_CA"):
+        patch.delenv(name, raising=False)
+    yield folder
+    left = leaked(str(folder))
+    patch.undo()
+    shutil.rmtree(folder, ignore_errors=True)
+    assert not left, f"processes are left: {left}"
+
+
+def leaked(mark: str, seconds: float = LEAVE_S) -> list[str]:
+    """Wait until no process bears the mark in its environment or command line; return those that still do."""
+    end = time.monotonic() + seconds
+    while (found := [_named(each) for each in _marked(mark)]) and time.monotonic() < end:
+        time.sleep(0.2)
+    return found
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    """Return the processes of this session, but for this one and what Python itself keeps for it."""
+    me = psutil.Process()
+    own = {me.pid, *(each.pid for each in me.parents())}
+    kept = {each.pid for each in me.children() if "multiprocessing" in " ".join(_safely(each.cmdline) or ())}
+    found = []
+    for each in psutil.process_iter():
+        if each.pid in own | kept or _safely(each.status) == psutil.STATUS_ZOMBIE:
+            continue
+        said = [*(_safely(each.environ) or {}).values(), *(_safely(each.cmdline) or ())]
+        if any(mark in word for word in said):
+            found.append(each)
+    return found
+
+
+def _safely(call):
+    try:
+        return call()
+    except psutil.Error:
+        return None
+
+
+def _named(process: psutil.Process) -> str:
+    return f"{process.pid} {' '.join(_safely(process.cmdline) or ())[:120]}"
+
+
+@pytest.fixture(scope="session")
+def shared_pool(session_folder: Path) -> Iterator[Pool]:
+    """The embedded pool of this session: 2 nodes of 4 simulated H100-80GB, the product's own processes."""
+    embedded.start(nodes={"node-1": 4, "node-2": 4})
+    with ImpatientPool(start=False) as pool:
+        yield pool
+    embedded.stop()
+
+
+class ImpatientPool(Pool):
+    """A pool whose requests do not wait for ever, so that a test fails where it is wrong."""
+
+    def request(self, *, timeout=60.0, **more):
+        return super().request(timeout=timeout, **more)
+
+
+@pytest.fixture
+def pool(shared_pool: Pool) -> Iterator[Pool]:
+    """The session's pool; whatever a test has requested or broken is released and repaired after it."""
+    yield shared_pool
+    for lease in shared_pool.leases(everybody=True):
+        lease.release(wait=30)
+    machine = embedded.machine()
+    for device in machine.devices():
+        said = machine.describe(device)
+        if said["lost"] or said["set"] or said["poisoned"]:
+            machine.restore(device)
+    wait_until(lambda: shared_pool.status().gpus_free == 8)
+
+
+@pytest.fixture
+def own_folder(session_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for a pool of the test's own, which is ended after it."""
+    folder = Path(tempfile.mkdtemp(prefix="p", dir=session_folder))
+    monkeypatch.setenv("GPUPOOL_DIR", str(folder))
+    yield folder
+    embedded.stop()
+    left = leaked(str(folder))
+    assert not left, f"processes are left: {left}"
+
+
+def wait_until(so, seconds: float = 30.0) -> None:
+    """Wait until something is so; fail where it is not in time."""
+    end = time.monotonic() + seconds
+    while not so():
+        assert time.monotonic() < end, f"not so within {seconds:g} s"
+        time.sleep(0.05)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment for a process that a test starts."""
+    return {**os.environ, **more}

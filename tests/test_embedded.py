@@ -1,0 +1,122 @@
+"""This user's own pool on this machine: found, started, gone on with, ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jupyter_gpupool import Pool, PoolError, embedded
+from jupyter_gpupool._http import Trouble
+from tests.conftest import environment, leaked, wait_until
+
+ONE_NODE = {"node-1": 1}
+ASK = "from jupyter_gpupool import embedded; print(embedded.start(nodes={'node-1': 1}).url)"
+
+
+def start(**more):
+    return embedded.start(nodes=ONE_NODE, **more)
+
+
+def test_two_callers_at_once_get_one_pool(own_folder):
+    command = [sys.executable, "-c", ASK]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(), text=True) for _ in range(2)]
+    addresses = {each.communicate(timeout=90)[0].split()[-1] for each in both}
+    assert len(addresses) == 1
+    assert sorted(embedded.processes()) == ["controller", "node-1"]
+    assert embedded.find().url in addresses
+    assert embedded.start().url in addresses, "a third one finds it"
+
+
+def test_its_files_are_for_their_owner_only_and_its_processes_hold_nothing_of_their_starter(own_folder):
+    start()
+    for path in [own_folder, *own_folder.rglob("*")]:
+        said = path.lstat()
+        if path.is_dir() and path.parent in (own_folder, own_folder.parent):
+            assert said.st_mode & 0o077 == 0, path
+        if path.is_file() and path.parent in (own_folder, own_folder / "controller", own_folder / "logs"):
+            assert said.st_mode & 0o077 == 0, path
+    for pid in embedded.processes().values():
+        assert os.getsid(pid) == pid
+        for number in (0, 1, 2):
+            assert str(Path(f"/proc/{pid}/fd/{number}").readlink()).startswith(("/dev/null", str(own_folder)))
+
+
+def test_a_pool_whose_controller_was_killed_goes_on_at_the_same_address(own_folder):
+    address = start()
+    with Pool(start=False) as pool:
+        lease = pool.request(gpus=1, timeout=60)
+        client = lease.client()
+        os.kill(embedded.processes()["controller"], signal.SIGKILL)
+        wait_until(lambda: "controller" not in embedded.processes())
+        with pytest.raises(PoolError, match="No pool runs"):
+            embedded.find()
+        assert client.submit(sum, [1, 2]).result(timeout=30) == 3, "the lease does not care"
+        again = embedded.start()
+        assert (again.url, again.ca) == (address.url, address.ca)
+        assert pool.lease(lease.id).state == "active"
+        assert client.submit(sum, [3, 4]).result(timeout=30) == 7
+        lease.release(wait=30)
+
+
+def test_a_pool_of_which_nothing_runs_any_more_leaves_nothing_that_is_mistaken_for_one(own_folder):
+    start()
+    for pid in embedded.processes().values():
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not embedded.processes())
+    said = json.loads((own_folder / "processes.json").read_text())
+    said["controller"]["pid"] = os.getpid()  # as if the PID had been given to another process
+    (own_folder / "processes.json").write_text(json.dumps(said))
+    with pytest.raises(PoolError, match="No pool runs on this machine"):
+        embedded.find()
+    start()
+    with Pool(start=False) as pool:
+        wait_until(lambda: pool.status().gpus_free == 1)
+
+
+def test_stopping_it_ends_leases_and_all_processes(own_folder):
+    start()
+    with Pool(start=False) as pool:
+        pool.request(gpus=1, timeout=60)
+    assert embedded.stop()
+    assert leaked(str(own_folder), 1) == []
+    assert not embedded.stop(), "there is none any more"
+    assert not (own_folder / "client.json").exists()
+
+
+def test_it_ends_itself_after_a_while_without_leases(own_folder):
+    start(idle_exit=1)
+    wait_until(lambda: not embedded.processes(), 40)
+    assert leaked(str(own_folder)) == []
+
+
+def test_a_port_in_use_is_an_error_and_never_another_port(own_folder):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(PoolError) as no:
+            start(listen={"port": port})
+    assert no.value.reason == Trouble.NOT_STARTED
+    assert f"Port {port} on 127.0.0.1 is in use" in str(no.value)
+    assert embedded.processes() == {}
+    assert not (own_folder / "client.json").exists()
+
+
+def test_an_unknown_model_is_refused_before_anything_is_started(own_folder):
+    with pytest.raises(PoolError, match="unknown model 'H1000'"):
+        embedded.start(nodes={"node-1": ["H1000"]})
+    assert embedded.processes() == {}
+
+
+def test_without_a_pool_only_one_that_may_be_started_is_found(own_folder):
+    with pytest.raises(PoolError) as no:
+        Pool(start=False)
+    assert no.value.reason == Trouble.NOT_STARTED
+    assert str(no.value) == "No pool runs on this machine. Start one with `jupyter gpupool start`."
