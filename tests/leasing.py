@@ -1,4 +1,4 @@
-"""A node under test: real `Leases` on a simulated machine, and a judge that says what the machine's state says."""
+"""A node under test: real `Leases` on a simulated machine, and a judge that knows the machine's state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def judge(machine: simulated.Machine, device: str) -> dict[str, str]:
     """What a node's health rules would say of a device, as far as these tests need it."""
     lost = machine.describe(device)["lost"]
     sentence = f"GPU {device[:12]} has fallen off the bus." if lost else ""
-    return {"order": "verdict", "device": device, "verdict": "gone" if lost else "fine", "sentence": sentence}
+    verdict = "gone" if lost else "fine"
+    return {"order": "verdict", "device": device, "verdict": verdict, "sentence": sentence, "final": True}
 
 
 class Node:
@@ -106,7 +107,11 @@ class Node:
                 if report["report"] == kind and fields.items() <= report.items():
                     self._untaken.remove(report)
                     return report
-                assert not report["report"].endswith("_failed"), (report, self.leases.logs(report["lease"]))
+                mine = fields.items() <= report.items() and report["report"].endswith("_failed")
+                assert not mine, (
+                    report,
+                    [each["text"][-2000:] for each in self.leases.logs(report["lease"])],
+                )
             self._untaken.append(self._queue.get(timeout=max(0.01, deadline - time.monotonic())))
 
     def heard(self, kind: str) -> list[dict]:
@@ -164,7 +169,7 @@ class Lease:
         return part
 
     def client(self) -> Client:
-        return Client(self.address, security=security(self.keys), set_as_default=False, timeout=20)
+        return Client(self.address, security=security(self.keys), timeout=20)
 
     def drain(self, index: int, mode: str, deadline_in: int = 0) -> dict:
         part = self.parts[index].id

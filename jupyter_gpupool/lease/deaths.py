@@ -62,18 +62,13 @@ class Deaths:
         if task.suspicious <= allowed:
             return
         logger.error("task %s has failed: %d workers died while they ran it", task.key, task.suspicious)
-        self._fail(task, worker, KilledWorker(task.key, worker.clean(), allowed))
+        self._fail(task, KilledWorker(task.key, worker.clean(), allowed))
 
-    def _fail(self, task: TaskState, worker: WorkerState, error: KilledWorker) -> None:
+    def _fail(self, task: TaskState, error: KilledWorker) -> None:
         stimulus = f"gpupool-killed-worker-{task.key}-{task.suspicious}"
         elsewhere = task.processing_on
         recommendations = self._scheduler.transition(
-            task.key,
-            "erred",
-            exception=dumps(error),
-            cause=task.key,
-            stimulus_id=stimulus,
-            worker=worker.address,
+            task.key, "erred", exception=dumps(error), cause=task.key, stimulus_id=stimulus
         )
         if elsewhere is not None:
             message = {"op": "free-keys", "keys": [task.key], "stimulus_id": stimulus}

@@ -53,9 +53,10 @@ async def drop(scheduler: Scheduler, worker: WorkerState, why: str, *, close: bo
         close: Tell it to end; otherwise its host starts it anew.
     """
     drained = Drained(lost=[str(task.key) for task in _unique(worker) if _is_lost(task)])
-    lift_restrictions(scheduler, worker.address)
     logger.warning("worker %s (%s) leaves at once: %s", worker.name, worker.address, why)
     stimulus = f"{STIMULUS}drop-{time.time()}"
+    scheduler.handle_worker_status_change(Status.closing_gracefully, worker, stimulus)
+    lift_restrictions(scheduler, worker.address)
     await scheduler.remove_worker(worker.address, expected=True, close=close, stimulus_id=stimulus)
     return drained
 
@@ -67,10 +68,14 @@ def lift_restrictions(scheduler: Scheduler, address: str) -> None:
         scheduler: The lease's.
         address: The worker that leaves.
     """
+    freed: dict[Any, Any] = {}
     for task in scheduler.tasks.values():
         if task.worker_restrictions and address in task.worker_restrictions:
-            others = task.worker_restrictions - {address}
-            task.worker_restrictions = others & set(scheduler.workers) or None
+            others = task.worker_restrictions & set(scheduler.workers) - {address}
+            task.worker_restrictions = others or None
+            if task.state == "no-worker" and scheduler.running:
+                freed[task.key] = "processing"
+    scheduler.transitions(freed, f"{STIMULUS}lift-{time.time()}")
 
 
 def _unique(worker: WorkerState) -> list[TaskState]:
@@ -153,8 +158,8 @@ class Retirement:
     def _close_door(self) -> None:
         """Let nothing new in: for the scheduler now, for the worker as soon as it hears."""
         stimulus = f"{STIMULUS}close-{time.time()}"
-        lift_restrictions(self._scheduler, self._worker.address)
         self._scheduler.handle_worker_status_change(Status.closing_gracefully, self._worker, stimulus)
+        lift_restrictions(self._scheduler, self._worker.address)
         message = {"op": "worker-status-change", "status": "closing_gracefully", "stimulus_id": stimulus}
         self._scheduler.worker_send(self._worker.address, message)
 

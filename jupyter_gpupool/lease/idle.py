@@ -6,6 +6,7 @@ nothing.
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,7 @@ class IdleWatch:
             self._say({"report": "busy"})
 
     def _noted(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(handler)  # Dask looks at what a handler takes
         def noted(*arguments: Any, **options: Any) -> Any:
             self.touch()
             return handler(*arguments, **options)

