@@ -589,8 +589,11 @@ class TestPool:
         judge = PoolJudge()
         for n in range(6):
             self.condemn(judge, f"GPU-{n}", n)
-        outcome = judge.decide(10, go_on=go_on)
-        assert [each.device for each in outcome.changes] == (["GPU-4", "GPU-5"] if go_on else [])
+        first = judge.decide(["GPU-0", "GPU-4"], 10, go_on=go_on)
+        assert judge.stopped, "one is still held"
+        outcome = judge.decide(["GPU-5"], 10, go_on=go_on)
+        told = [each.device for each in first.changes + outcome.changes]
+        assert told == (["GPU-4", "GPU-5"] if go_on else [])
         assert self.condemn(judge, "GPU-7", 20).changes[0].verdict is GONE
 
     def test_a_held_gpu_that_comes_back_is_not_held_any_more(self):
@@ -598,7 +601,9 @@ class TestPool:
         for n in range(6):
             self.condemn(judge, f"GPU-{n}", n)
         self.condemn(judge, "GPU-5", 7, verdict=FINE)
-        assert [each.device for each in judge.decide(9, go_on=True).changes] == ["GPU-4"]
+        assert list(judge.held) == ["GPU-4"]
+        self.condemn(judge, "GPU-4", 8, verdict=FINE)
+        assert not judge.stopped
 
     def test_a_program_that_fails_on_several_nodes_is_at_fault(self):
         judge, blamed, findings = PoolJudge(), [], []

@@ -51,6 +51,9 @@ class ControllerFace(Protocol):
     async def logs(self, lease: str) -> list[dict[str, str]]:
         """Return what the lease's processes have written: "name" and "text" of each."""
 
+    def decided(self, target: str, *, fit: bool) -> None:
+        """An administrator has said that a device or node is fit, or that its work is to move away."""
+
     async def drill(self, device: str, xid: int) -> str:
         """Break a device for practice (XID 0: make it good again); return "" or why not."""
 

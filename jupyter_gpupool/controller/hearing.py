@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jupyter_gpupool.controller.machine import Controller
-    from jupyter_gpupool.core.model import PoolEvent
     from jupyter_gpupool.wire import Message
 
 logger = logging.getLogger(__name__)
@@ -99,14 +98,17 @@ class Hearing:
             self.idleness.withdraw(event.lease)
         elif isinstance(event, NodeJoined):
             self._join(event, report)
-        elif event is not None and not self._is_known(event):
+        elif isinstance(event, VerdictChanged):
+            if not self.is_known(event):
+                self._controller.fitness.take(node, event)
+        elif event is not None:
             if isinstance(event, LeaseStarted):
                 self._controller.keys.note_dashboard(event.lease, str(report.get("dashboard", "")))
             self._controller.submit(event)
 
-    def _is_known(self, event: PoolEvent) -> bool:
+    def is_known(self, event: VerdictChanged) -> bool:
         """Whether a verdict is only said again, as agents do at each connection."""
-        if not isinstance(event, VerdictChanged) or event.verdict is Verdict.RESTART_WORKER:
+        if event.verdict is Verdict.RESTART_WORKER:
             return False
         known = self._controller.pool.devices[event.device]
         if (known.verdict, known.probation) != (event.verdict, event.probation):
@@ -125,6 +127,7 @@ class Hearing:
         self._tell_of_lost_schedulers(node, running)
         self._end_unknown_schedulers(node, running)
         self._controller.again(node)
+        self._controller.fitness.greet(node)
         for refused in report.get("refused") or ():
             self._warn(str(refused.get("sentence", "")))
 
@@ -166,7 +169,7 @@ class Hearing:
         self._controller.agents.answered(report)
 
     def _take_finding(self, _node: str, report: Message) -> None:
-        self._warn(str(report.get("sentence", "")))
+        self._controller.fitness.found(report)
 
     def _warn(self, sentence: str) -> None:
         """Tell the administrators something that is no pool event."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from jupyter_gpupool.controller.agents import Agents
 from jupyter_gpupool.controller.auth import Authority, Tokens
 from jupyter_gpupool.controller.clock import Clock
+from jupyter_gpupool.controller.fitness import PoolFitness
 from jupyter_gpupool.controller.hearing import Hearing
 from jupyter_gpupool.controller.keeper import Keeper
 from jupyter_gpupool.controller.keys import Keys
@@ -78,6 +79,7 @@ class Controller:
         self.tokens = Tokens(store)
         self.keys = Keys(store)
         self.hearing = Hearing(self)
+        self.fitness = PoolFitness(self)
         #: The last reading of each device, by its UUID.
         self.readings: Mapping[str, Reading] = MappingProxyType(self.hearing.readings)
         self.address = ""
@@ -298,6 +300,10 @@ class Controller:
             for log in (answer or {}).get("logs") or ():
                 found.setdefault(str(log["name"]), {"name": str(log["name"]), "text": str(log["text"])})
         return [found[name] for name in sorted(found)]
+
+    def decided(self, target: str, *, fit: bool) -> None:
+        """An administrator has said that a device or node is fit, or that its work is to move away."""
+        self.fitness.decided(target, fit=fit)
 
     async def drill(self, device: str, xid: int) -> str:
         """Break a device for practice (`xid` 0: make it good again); return "" or why not."""

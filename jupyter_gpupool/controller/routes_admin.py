@@ -112,6 +112,8 @@ async def health(call: Call) -> Answer:
             now=now, cause=cause(call), target=target, why=why, drain=action != "cordon", deadline=deadline
         )
     accepted(call, event)
+    if action != "cordon":
+        face.decided(target, fit=action in ("uncordon", "undrain"))
     return Answer(None, HTTPStatus.NO_CONTENT)
 
 

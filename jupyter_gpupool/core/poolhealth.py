@@ -15,13 +15,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.core.findings import Finding, FindingKind
 from jupyter_gpupool.core.history import CONDEMNED, Programs
 from jupyter_gpupool.core.model import Verdict, VerdictChanged, decode, encode
 from jupyter_gpupool.core.thresholds import Thresholds
 from jupyter_gpupool.core.xids import XidClass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 #: In place of a time: a person has looked at it, so that it counts for no further stop.
 _LOOKED_AT = -1
@@ -68,15 +71,27 @@ class PoolJudge:
         told, more = self._break(change, devices)
         return PoolOutcome(changes=(told,), findings=findings + more, blamed=blamed)
 
-    def decide(self, now: int, *, go_on: bool) -> PoolOutcome:
-        """A person decides about the verdicts that are held: carry them out (`go_on`), or drop them."""
-        held = tuple(replace(change, now=now) for change in self.held.values())
-        self.held, self.stopped = {}, 0
-        self.condemned = dict.fromkeys(self.condemned, _LOOKED_AT)
-        if not go_on:
-            return PoolOutcome()
-        self.condemned.update(dict.fromkeys((change.device for change in held), _LOOKED_AT))
-        return PoolOutcome(changes=held)
+    def decide(self, devices: Iterable[str], now: int, *, go_on: bool) -> PoolOutcome:
+        """A person decides about verdicts that are held: carry them out, or drop them.
+
+        When none is held any more the breaker closes, and what was looked at counts for no further stop.
+
+        Args:
+            devices: UUIDs of the devices; those without a held verdict are left alone.
+            now: milliseconds
+            go_on: Carry the verdicts out.
+        """
+        held = tuple(replace(self.held.pop(each), now=now) for each in devices if each in self.held)
+        if go_on:
+            self.condemned.update(dict.fromkeys((change.device for change in held), _LOOKED_AT))
+        if not self.held:
+            self._close()
+        return PoolOutcome(changes=held if go_on else ())
+
+    def _close(self) -> None:
+        if self.stopped:
+            self.stopped = 0
+            self.condemned = dict.fromkeys(self.condemned, _LOOKED_AT)
 
     def forget(self, device: str) -> None:
         """Forget a device that has left the pool."""
@@ -158,7 +173,8 @@ class PoolJudge:
         device = change.device
         if change.verdict not in CONDEMNED:
             self.condemned.pop(device, None)
-            self.held.pop(device, None)
+            if self.held.pop(device, None) and not self.held:
+                self._close()
             return change, ()
         if device in self.condemned:
             return change, ()
@@ -190,5 +206,5 @@ class PoolJudge:
             f"More than {self.limits.breaker_percent} % of the pool's {devices} GPUs were condemned within "
         )
         says += f"{minutes} minutes. That is more likely one cause than many, so nothing more is taken out: "
-        says += "find the cause, then let the verdicts be carried out or drop them."
+        says += "find the cause, then drain the GPUs that are bad and uncordon those that are not."
         return Finding(now=now, about=FindingKind.POOL, subject="pool", sentence=says)
