@@ -51,8 +51,6 @@ class PoolProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:
-        ours = [psutil.Process(each.pid) for each in self.running.values() if each.poll() is None]
-        below = [child for each in ours for child in each.children(recursive=True)]
         with contextlib.suppress(Exception):
             self.call("POST", "/v1/stop", {"everything": True})
             for name in self.running:
@@ -61,9 +59,16 @@ class PoolProcesses:
             if process.poll() is None:
                 process.kill()
             process.wait(WAIT)
-        for child in below:
+        wait_for(lambda: not self.left(), f"nothing of it is left; {self.left()}")
+
+    def left(self) -> list[str]:
+        """The processes that are on this pool's simulated machines."""
+        found = []
+        for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                child.wait(WAIT)
+                if process.environ().get("GPUPOOL_SIMULATED") == str(self.simulated):
+                    found.append(f"{process.pid} {process.cmdline()}")
+        return found
 
     # ------------------------------------------------------------------------------------------- processes
 

@@ -255,6 +255,9 @@ def test_a_line_that_is_not_good_joins_nothing_and_says_what_to_do(pool, tmp_pat
         with pytest.raises(JoinError, match=words):
             join(tmp_path, line, "node-9")
         assert not (tmp_path / FILE).exists()
+    for name in ("", "a|b", "x" * 51, "../up", "two words"):
+        with pytest.raises(JoinError, match="--name"):
+            join(tmp_path, write_line(good), name)
     assert "login" in run_agent(tmp_path, "--join", cases["login"]).stderr
 
 

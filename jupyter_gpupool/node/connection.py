@@ -134,6 +134,7 @@ class Connection:
         try:
             await worker
             if not _is_controller(worker.batched_stream.comm):
+                self._refused = True
                 logger.error(
                     "%s is not the controller of this pool; its orders are not taken.", self._member.comm
                 )

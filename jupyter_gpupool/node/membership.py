@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import ssl
 import tempfile
 from dataclasses import asdict, dataclass, field
@@ -20,6 +21,8 @@ from urllib.parse import urlsplit
 from jupyter_gpupool.line import fingerprint, read_line
 
 FILE = "agent.json"
+#: A certificate's common name holds no longer one, and it stands in paths, addresses and Dask's names.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
 #: Seconds for each call to the controller.
 TIMEOUT = 20
 
@@ -72,13 +75,17 @@ def join(folder: Path, text: str, name: str) -> Membership:
     """Join a pool with the line `text` as node `name`, and keep the membership in `folder`.
 
     Raises:
-        JoinError: The line is not one for agents, or the controller cannot be reached, is another one than the
-            line says, or refuses.
+        JoinError: The line is not one for agents, the name is none for a node, or the controller cannot be
+            reached, is another one than the line says, or refuses.
     """
     try:
         line = read_line(text)
     except ValueError as error:
         raise JoinError(str(error)) from error
+    if not NAME.fullmatch(name):
+        raise JoinError(
+            f"{name!r} cannot name a node: choose at most 50 letters, digits, dots, - and _ with --name."
+        )
     if line.kind != "agent":
         raise JoinError("This line is for people: `jupyter gpupool login` takes it; an agent needs its own.")
     ca = _authority(line.url, line.ca_sha256)
