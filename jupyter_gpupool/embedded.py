@@ -37,6 +37,8 @@ START_S = 90.0
 #: Seconds that the processes of a pool have to leave by themselves, and then after SIGTERM.
 STOP_S = 30.0
 TERM_S = 5.0
+#: Seconds to wait for agents that have lost the controller, before they are told to end.
+HEAR_S = 10.0
 #: The controller ends the pool after so many seconds without leases.
 IDLE_EXIT_S = 3600
 #: The machines of a simulated pool: GPUs by node.
@@ -255,11 +257,7 @@ class _Start:
         return self.logs / f"{name}.err"
 
     def _wait_for_agents(self, connection: Connection, names: set[str]) -> None:
-        def there() -> bool:
-            nodes = connection.send(get("/v1/pool", "nodes"))["nodes"]
-            return names <= {each["name"] for each in nodes if each["state"] == "up"}
-
-        self._wait(there)
+        self._wait(lambda: names <= connected(connection))
         pool = connection.send(get("/v1/pool", "nodes"))
         if not pool["gpus"]:
             told = connection.send(get("/v1/notices", "notices"))["notices"]
@@ -322,6 +320,12 @@ def simulated_nodes() -> dict[str, int]:
     return {} if not nvml.reason_unavailable() else dict(SIMULATED)
 
 
+def connected(connection: Connection) -> set[str]:
+    """Return the nodes whose agents hear what the controller tells them."""
+    nodes = connection.send(get("/v1/pool", "nodes"))["nodes"]
+    return {each["name"] for each in nodes if each["connected"]}
+
+
 def line(connection: Connection, kind: str, **more: Any) -> str:
     """Make a line by which an agent joins or a person logs in (`kind`: "agent" or "login")."""
     body = {"kind": kind, **more}
@@ -363,9 +367,11 @@ def stop() -> bool:
             with contextlib.suppress(PoolError):
                 _Start(folder, 0).pool({}, None)
         with contextlib.suppress(PoolError), contextlib.closing(Connection(find())) as connection:
+            agents = set(processes()) - {"controller"}
+            _wait(lambda: agents <= connected(connection), HEAR_S)
             body = {"everything": True, "why": "the pool is stopped"}
             connection.send(Call(method="POST", path="/v1/stop", body=body, repeatable=False))
-            _wait_gone(STOP_S)
+            _wait(lambda: not processes(), STOP_S)
         for name, pid in processes().items():
             if not _end(pid):
                 raise PoolError(
@@ -377,13 +383,10 @@ def stop() -> bool:
     return True
 
 
-def _wait_gone(seconds: float) -> bool:
+def _wait(so: Callable[[], bool], seconds: float) -> None:
     end = time.monotonic() + seconds
-    while processes():
-        if time.monotonic() > end:
-            return False
+    while not so() and time.monotonic() < end:
         time.sleep(0.05)
-    return True
 
 
 def _end(pid: int) -> bool:

@@ -42,6 +42,9 @@ class ControllerFace(Protocol):
     async def changed(self, timeout_s: float) -> None:
         """Return when anything changes, or when the time is over."""
 
+    def connected(self, node: str) -> bool:
+        """Return whether a node's agent hears what it is told now."""
+
     def reading_age(self, device: str) -> float:
         """Return how old the last reading of a device is, in seconds."""
 

@@ -278,6 +278,10 @@ class Controller:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), timeout_s)
 
+    def connected(self, node: str) -> bool:
+        """Return whether a node's agent hears what it is told now."""
+        return self.agents.connected(node)
+
     def reading_age(self, device: str) -> float:
         """Return how old the last reading of a device is, in seconds; infinite where there is none."""
         return self.hearing.age(device)

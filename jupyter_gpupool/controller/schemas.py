@@ -109,6 +109,7 @@ _NODE = {
     "name": TEXT,
     "address": TEXT,
     "state": words(("up", "silent", "lost")),
+    "connected": FLAG,
     "cordoned": TEXT,
     "cpus": NUMBER,
     "memory": WHOLE,

@@ -50,7 +50,7 @@ def pool(face: ControllerFace) -> dict[str, Any]:
         "simulated_note": SIMULATED if simulated(view) else "",
         "trust_users": face.trust_users,
         "one_user": one_user(face),
-        "nodes": [_node(record) for _, record in sorted(view.nodes.items())],
+        "nodes": [_node(face, record) for _, record in sorted(view.nodes.items())],
         "gpus": len(there),
         "gpus_free": sum(sum(each) for each in free.values()) / WHOLE,
         "largest_together": max(
@@ -73,12 +73,13 @@ def one_user(face: ControllerFace) -> str | None:
     return None if face.trust_users or switch else str(face.store.get("owner") or getpass.getuser())
 
 
-def _node(record: Any) -> dict[str, Any]:
+def _node(face: ControllerFace, record: Any) -> dict[str, Any]:
     node = record.node
     return {
         "name": node.name,
         "address": node.address,
         "state": record.state.value,
+        "connected": face.connected(node.name),
         "cordoned": record.cordoned,
         "cpus": node.cpus / 1000,
         "memory": node.memory,
