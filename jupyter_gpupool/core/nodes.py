@@ -262,15 +262,25 @@ def on_verdict(state: State, event: VerdictChanged) -> None:
     name = state.device_name(event.device)
     tell_administrators(state, f"{name} is {event.verdict}: {event.sentence}")
     if event.verdict is Verdict.RESTART_WORKER:
-        for lease, slice_ in slices_on(state, event.device):
-            if slice_.state is SliceState.RUNNING:
-                state.emit(
-                    RestartWorker, lease=lease.id, slice=slice_.id, node=slice_.node, why=event.sentence
-                )
+        _restart_worker(state, event)
     if event.verdict in MOVES:
         mode, within = MOVES[event.verdict]
         deadline = state.now + (state.defaults.drain_deadline if within is None else within)
         move(state, event.device, Leaving(mode=mode, deadline=deadline, why=f"{name}: {event.sentence}"))
+
+
+def _restart_worker(state: State, event: VerdictChanged) -> None:
+    """Restart the worker on a device, unless leases share it.
+
+    Nobody can then say whose process has failed. Each finds out by its own errors, so that the fault of one
+    tenant restarts no other's worker.
+    """
+    there = slices_on(state, event.device)
+    if len({lease.id for lease, _ in there}) > 1:
+        return
+    for lease, slice_ in there:
+        if slice_.state is SliceState.RUNNING:
+            state.emit(RestartWorker, lease=lease.id, slice=slice_.id, node=slice_.node, why=event.sentence)
 
 
 def move(state: State, target: str, leaving: Leaving) -> None:

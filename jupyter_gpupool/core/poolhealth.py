@@ -124,10 +124,14 @@ class PoolJudge:
 
     def _note(self, node: str, change: VerdictChanged) -> tuple[str, ...]:
         """Remember whose application errors came where; give the programs just found to spread."""
-        for incident in json.loads(change.evidence).get("incidents", []):
+        incidents = json.loads(change.evidence).get("incidents", [])
+        latest = max((incident["last"] for incident in incidents), default=0)
+        for incident in incidents:
             if incident["kind"] == XidClass.APPLICATION and incident["programs"]:
                 self.nodes[change.device] = node
-                self.programs.note(incident["programs"], change.device, incident["last"])
+                # The node's clock is its own; how long ago it was is what counts.
+                ago = latest - incident["last"]
+                self.programs.note(incident["programs"], change.device, change.now - ago)
         self.programs.forget(change.now, self.limits.window)
         known = {device for devices in self.programs.seen.values() for device in devices}
         self.nodes = {device: name for device, name in self.nodes.items() if device in known}
