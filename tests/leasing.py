@@ -72,6 +72,7 @@ class Node:
         )
         adopted = await self.leases.adopt()
         await self.leases.start()
+        await self.leases.warm()
         return adopted
 
     def stop(self, *, keep: bool = False) -> None:

@@ -122,9 +122,17 @@ class _Host:
         if order.get("order") == "stop":
             self.stop()
         elif order.get("order") == "restart" and self._nanny is not None:
-            task = asyncio.create_task(self._nanny.restart(reason=str(order.get("why", "restart"))))
+            task = asyncio.create_task(self._restart(str(order.get("why", "restart"))))
             self._restarts.add(task)
             task.add_done_callback(self._restarts.discard)
+
+    async def _restart(self, why: str) -> None:
+        """Have the worker start anew after what it runs; one that does not answer is restarted by force."""
+        try:
+            worker = self._nanny.rpc(self._nanny.worker_address)
+            await asyncio.wait_for(worker.gpupool_restart(why=why), PATIENCE)
+        except (OSError, TimeoutError):
+            await self._nanny.restart(reason=why)
 
     async def run(self, link: Link) -> None:
         """Start the worker, say so, and stay until it ends or is to end."""

@@ -20,7 +20,7 @@ from distributed.comm import CommClosedError
 from distributed.core import clean_exception
 from distributed.worker_state_machine import ExecuteFailureEvent, RescheduleEvent
 
-from jupyter_gpupool.core.faults import SUSPECT, Fault, classify_error, is_hardware, needs_restart
+from jupyter_gpupool.core.faults import SUSPECT, classify_error, is_hardware, needs_restart
 from jupyter_gpupool.core.model import Verdict
 from jupyter_gpupool.lease import process
 from jupyter_gpupool.lease.link import ask, tell
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     from distributed.worker_state_machine import StateMachineEvent
 
 logger = logging.getLogger(__name__)
+
+#: Seconds that running tasks get to end before a restart that the node asks for; their errors are held by
+#: then.
+LAST_TASKS = PATIENCE + 1
+#: Seconds for the last task's message to leave, and below which a process counts as restarted already.
+FLUSHED, FRESH = 0.1, 2.0
 
 
 class LeaseWorker(Worker):
@@ -44,6 +50,10 @@ class LeaseWorker(Worker):
         self._worked = False
         #: It is to end, and must not take another task.
         self._leaving = False
+        #: Its device has failed: it is not started anew.
+        self._lost = False
+        self._began = time.monotonic()
+        self.handlers["gpupool_restart"] = self.restart_anew
 
     async def heartbeat(self) -> None:
         """Say that the worker is alive, less often than Dask would."""
@@ -102,8 +112,27 @@ class LeaseWorker(Worker):
             return True
         if needs_restart(fault) and not self._leaving:
             self._shut_door()
-            self._ongoing_background_tasks.call_soon(self._start_anew, fault, key)
+            why = f"its CUDA context is spoilt ({fault})"
+            self._ongoing_background_tasks.call_soon(self._start_anew, why, key)
         return False
+
+    async def restart_anew(self, why: str) -> None:
+        """Start this process anew because its node says so, though perhaps no task has failed.
+
+        What runs ends first, so that a task whose error is on its way is heard, and runs once. A process that
+        has just begun is the one that the node wants.
+        """
+        if not self._leaving and time.monotonic() - self._began > FRESH:
+            self._shut_door()
+            self._ongoing_background_tasks.call_soon(self._after_what_runs, why)
+
+    async def _after_what_runs(self, why: str) -> None:
+        deadline = time.monotonic() + LAST_TASKS
+        while self.state.executing_count and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(FLUSHED)
+        if not self._lost:
+            await self._start_anew(why, None)
 
     def _shut_door(self) -> None:
         """Take no further task; unlike a pause, this is not undone by the memory monitor."""
@@ -114,14 +143,14 @@ class LeaseWorker(Worker):
     async def _leave(self, why: str) -> None:
         """Have the scheduler take this worker out before a task goes back: it would be sent here again."""
         self._shut_door()
+        self._lost = True
         try:
             await asyncio.wait_for(self.scheduler.gpupool_lost(part=self.name, why=why), PATIENCE)
         except (OSError, TimeoutError):
             logger.exception("the scheduler could not be told that this worker's GPU has failed")
 
-    async def _start_anew(self, fault: Fault, key: Any) -> None:
+    async def _start_anew(self, why: str, key: Any) -> None:
         """Have this process replaced on the same GPU; its CUDA context answers wrongly from now on."""
-        why = f"its CUDA context is spoilt ({fault})"
         try:
             await self.scheduler.gpupool_spoilt(part=self.name, key=key, why=why)
         finally:

@@ -102,7 +102,12 @@ class LeaseSocket:
                 raise ValueError("not a JSON object")  # noqa: TRY004 - as of other lines that cannot be read
             if message.get("report") not in _ASIDE and self._main is not writer:
                 self._take_orders(writer)
-            answer = await self._hear(message)
+            try:
+                answer = await self._hear(message)
+            except Exception:
+                # Whatever a claim brings about, the next one is heard.
+                logger.exception("what a process of a lease said could not be taken: %.200r", message)
+                continue
             if answer is not None:
                 writer.write(_encode(answer))
                 with contextlib.suppress(OSError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -95,3 +97,23 @@ def launch_order(table: Table, entry: Entry, folder: str, spec: dict[str, Any]) 
         "target": spec["target"],
         "spec": spec,
     }
+
+
+def address_of(interface: str) -> str:
+    """Answer with the address that an interface has, or that is given itself.
+
+    Args:
+        interface: "eth0", or an address.
+
+    Raises:
+        ValueError: There is no such interface, or it has no address.
+    """
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(interface))
+    known = psutil.net_if_addrs()
+    for each in known.get(interface, ()):
+        if each.family.name == "AF_INET":
+            return str(each.address)
+    raise ValueError(
+        f"there is no network interface {interface} with an address here; there are {', '.join(known)}"
+    )

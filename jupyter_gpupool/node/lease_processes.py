@@ -1,0 +1,213 @@
+"""The processes of the leases on one node: started, listened to, watched and ended.
+
+Not its business: what an order or a report means (`leases`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from jupyter_gpupool.node import guard
+from jupyter_gpupool.node.launch import Account, LaunchError, Launchers, find_account
+from jupyter_gpupool.node.lease_logs import cut, read_tail
+from jupyter_gpupool.node.lease_socket import LeaseSocket
+from jupyter_gpupool.node.lease_specs import launch_order
+from jupyter_gpupool.node.lease_table import RUNNING, STARTING, Entry, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    DevicePids = Callable[[str], set[int] | Awaitable[set[int]]]
+    Hear = Callable[[Entry, dict[str, Any]], Awaitable[dict[str, Any] | None]]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that the launcher has to tell the exit status of a process that has been seen gone.
+_WORD = 0.05
+
+
+class Processes:
+    """The processes of one agent's leases.
+
+    Args:
+        table: Which there are.
+        hear: Called with what one of them says; what it answers is sent back.
+        failed: Called with one that has ended without having been told to, and why.
+        device_pids: Answers with the PIDs that the driver lists on a device.
+        switches: Whether they run as the leases' owners.
+        environ: Variables for all of them.
+        grace_s: Seconds that they have to end before they are killed.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        *,
+        hear: Hear,
+        failed: Callable[[Entry, str], None],
+        device_pids: DevicePids,
+        switches: bool,
+        environ: dict[str, str],
+        grace_s: float,
+    ) -> None:
+        self._table = table
+        self._hear, self._failed = hear, failed
+        self._device_pids = device_pids
+        self._switches = switches
+        self._grace_s = grace_s
+        self._sockets: dict[str, LeaseSocket] = {}
+        #: Exit statuses of processes in the table, by PID.
+        self._codes: dict[int, int] = {}
+        self._launchers = Launchers(table.run, switches=switches, environ=environ, on_exit=self._exited)
+
+    async def warm(self) -> None:
+        """Have a launcher ready for the agent's own user, who may be the only one.
+
+        Raises:
+            LaunchError: Not even that can be started; the sentence says why.
+        """
+        await self._launchers.warm(find_account("", switches=False))
+
+    async def start(self, entry: Entry, options: dict[str, Any], spec: dict[str, Any]) -> None:
+        """Start the process of an entry.
+
+        Args:
+            entry: Which.
+            options: The request's; "environment" may name an interpreter, variables and a working directory.
+            spec: What the process is told.
+
+        Raises:
+            LaunchError: It could not be started.
+        """
+        account = find_account(entry.user, switches=self._switches)
+        self._make_folder(entry, account)
+        await self.listen(entry)
+        environment = options.get("environment") or {}
+        variables = {str(name): str(value) for name, value in (environment.get("variables") or {}).items()}
+        entry.pid = await self._launchers.start(
+            account,
+            launch_order(self._table, entry, environment.get("working_directory", ""), spec),
+            python=environment.get("python", ""),
+            variables=variables,
+        )
+        entry.started = guard.started_at(entry.pid)
+
+    async def listen(self, entry: Entry) -> None:
+        """Listen to a process, in place of an agent that did so before.
+
+        Raises:
+            LaunchError: Its user is not known here any more.
+        """
+        if entry.key in self._sockets:
+            return
+        uid = self._uid(entry)
+
+        async def hear(message: dict[str, Any]) -> dict[str, Any] | None:
+            now = self._table.entries.get(entry.key)
+            return None if now is None else await self._hear(now, message)
+
+        line = self._sockets[entry.key] = LeaseSocket(self._table.socket(entry.key), uid, hear)
+        await line.open()
+
+    def send(self, key: str, order: dict[str, Any]) -> bool:
+        """Send an order to a process, now or when it is connected; False where nobody listens to one."""
+        if key not in self._sockets:
+            return False
+        self._sockets[key].send(order)
+        return True
+
+    async def watch(self, entry: Entry) -> None:
+        """Wait until a process has ended, and say so where it had not been told to."""
+        await guard.wait_gone((entry.pid, entry.started))
+        await asyncio.sleep(_WORD)
+        code = self._codes.pop(entry.pid, None)
+        if self._table.entries.get(entry.key) is entry and entry.state in (STARTING, RUNNING):
+            status = "" if code is None else f" with status {code}"
+            said = self.tail(entry).strip().splitlines()
+            last = said[-1][:500] if said else "none"
+            self._failed(entry, f"its process ended{status}; its last words: {last}")
+
+    async def end(self, entry: Entry) -> None:
+        """End an entry's process and all that it has started, and return when all have been seen gone."""
+        self.send(entry.key, {"order": "end" if entry.is_scheduler else "stop"})
+        device = entry.slice.get("device", "")
+        await guard.end(
+            [self._table.mark(entry.key)],
+            entry.roots,
+            grace_s=self._grace_s,
+            device_pids=(lambda: self._device_pids(device)) if device else set,
+        )
+        if entry.key in self._sockets:
+            await self._sockets.pop(entry.key).close()
+        self._table.socket(entry.key).unlink(missing_ok=True)
+        self._codes.pop(entry.pid, None)
+
+    async def end_strangers(self, processes: dict[int, guard.Process]) -> None:
+        """End what carries a mark of this agent's and is in no entry.
+
+        Args:
+            processes: All there are, as `guard.look` answers.
+        """
+        known = {self._table.mark(key) for key in self._table.entries}
+        strangers = [mark for mark in guard.marked(self._table.mark(""), processes) if mark not in known]
+        if strangers:
+            logger.warning("processes of %d lost entries are ended", len(strangers))
+            await guard.end(strangers, (), grace_s=self._grace_s)
+
+    def find(self, entry: Entry, processes: dict[int, guard.Process]) -> bool:
+        """Whether an entry's process lives; one that was forked just before its agent died has its mark.
+
+        Args:
+            entry: Which.
+            processes: All there are, as `guard.look` answers.
+        """
+        if not entry.pid:
+            mark = self._table.mark(entry.key)
+            mine = guard.marked(mark, processes).get(mark, set())
+            leaders = [each for each in mine if processes[each[0]].session == each[0]]
+            entry.pid, entry.started = min(leaders, key=lambda each: each[1], default=(0, 0))
+        there = processes.get(entry.pid)
+        return there is not None and there.started == entry.started and not there.zombie
+
+    def tail(self, entry: Entry) -> str:
+        """Answer with the end of an entry's log."""
+        with contextlib.suppress(LaunchError):
+            return read_tail(self._table.log(entry), self._uid(entry))
+        return ""
+
+    def remove_folder(self, lease: str) -> None:
+        """Remove a lease's own folder when nothing of the lease is left here."""
+        if not self._table.of_lease(lease):
+            shutil.rmtree(self._table.folder(lease), ignore_errors=True)
+
+    async def keep_house(self) -> None:
+        """Cut logs that have grown too large, and end launchers that nobody uses."""
+        for entry in list(self._table.entries.values()):
+            with contextlib.suppress(LaunchError):
+                cut(self._table.log(entry), self._uid(entry))
+        await self._launchers.end_unused(asyncio.get_running_loop().time())
+
+    async def close(self) -> None:
+        """Let go of everything; what runs goes on."""
+        for line in list(self._sockets.values()):
+            await line.close()
+        self._sockets.clear()
+        await self._launchers.close()
+
+    def _make_folder(self, entry: Entry, account: Account) -> None:
+        folder = self._table.folder(entry.lease)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if account.switch:
+            os.chown(folder, account.uid, account.gid, follow_symlinks=False)
+
+    def _uid(self, entry: Entry) -> int:
+        return find_account(entry.user, switches=self._switches).uid
+
+    def _exited(self, pid: int, code: int) -> None:
+        if any(each.pid == pid for each in self._table.entries.values()):
+            self._codes[pid] = code
