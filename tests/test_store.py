@@ -319,6 +319,15 @@ def test_a_person_gets_their_own_notices_and_administrators_those_for_them(store
     ]
 
 
+def test_whether_there_may_be_news_for_a_person_is_known_without_looking(store):
+    assert not store.is_told("ann", 0)
+    store.add_notices(1, [say("one"), say("two", "ben"), say("a GPU broke", ANY)])
+    assert store.is_told("ann", 0)
+    assert not store.is_told("cleo", 0)
+    assert store.is_told("cleo", 0, admin=True)
+    assert not store.is_told("ann", store.notices(0, "ann").next)
+
+
 def test_reading_notices_in_pieces_loses_none_and_repeats_none(store):
     for n in range(25):
         store.add_notices(n + 1, [say(f"a{n}"), say(f"b{n}", "ben")])

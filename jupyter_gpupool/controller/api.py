@@ -28,6 +28,7 @@ from jupyter_gpupool.controller.limits import Limiter
 from jupyter_gpupool.controller.problems import CONTENT_TYPE, Problem, Trouble
 from jupyter_gpupool.controller.router import Answer, Call, Route, read_query
 from jupyter_gpupool.controller.store import StoreError
+from jupyter_gpupool.controller.waiters import Waiters
 from jupyter_gpupool.core.model import Reason
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class Api:
         self.url = ""
         self.port = 0
         self.memory: dict[str, Any] = {}
+        self.waiters = Waiters(controller)
         application = Application(
             [(pattern(path), Endpoint, {"api": self, "rows": rows}) for path, rows in by_path(routes)],
             default_handler_class=Endpoint,
@@ -136,6 +138,7 @@ class Api:
     async def close(self) -> None:
         """Stop to serve; whoever waits for an answer is hung up on."""
         self._server.stop()
+        self.waiters.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._server.close_all_connections(), timeout=5)
 
@@ -309,6 +312,7 @@ class Endpoint(RequestHandler):
             headers={name.lower(): value for name, value in self.request.headers.items()},
             url=self.api.url,
             memory=self.api.memory,
+            waiters=self.api.waiters,
         )
 
     def _query(self) -> dict[str, list[str]]:

@@ -58,6 +58,8 @@ class Records:
     def __init__(self, database: Database, wall: Callable[[], float] | None = None) -> None:
         self._db = database
         self._wall = wall or time.time
+        #: By person: the number of the last notice for them that has been kept since the file was opened.
+        self._told: dict[str, int] = {}
 
     # ------------------------------------------------------------------------------------ idempotency keys
 
@@ -111,9 +113,10 @@ class Records:
         """
         now = round(self._wall(), 3)
         event = -time.time_ns() if event is None else event
+        said = list(notices)
         rows = [
             (event, nth, now, each.user, each.notice.value, each.lease, each.sentence, each.data)
-            for nth, each in enumerate(notices)
+            for nth, each in enumerate(said)
         ]
         if not rows:
             return False
@@ -125,8 +128,15 @@ class Records:
                 rows,
             )
             added = sql.total_changes > before
-            sql.execute("DELETE FROM notices WHERE seq <= (SELECT max(seq) FROM notices) - ?", (NOTICES,))
+            last = sql.execute("SELECT max(seq) FROM notices").fetchone()[0]
+            sql.execute("DELETE FROM notices WHERE seq <= ?", (last - NOTICES,))
+        self._told.update((each.user, last) for each in said)
         return added
+
+    def is_told(self, user: str, after: int, *, admin: bool = False) -> bool:
+        """Return whether a person may have notices above `after` that came since the file was opened."""
+        told = self._told.get(user, 0), self._told.get(ANY, 0) if admin else 0
+        return max(told) > after
 
     def notices(self, after: int, user: str, *, admin: bool = False, limit: int = 100) -> Notices:
         """Return a person's notices with numbers above `after`, oldest first.

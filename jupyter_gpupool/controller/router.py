@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jupyter_gpupool.controller.auth import Person
     from jupyter_gpupool.controller.face import ControllerFace
     from jupyter_gpupool.controller.store import Once
+    from jupyter_gpupool.controller.waiters import Waiters
     from jupyter_gpupool.core.model import PoolEvent
 
 
@@ -47,6 +48,8 @@ class Call:
     url: str
     #: What the server's handlers remember from call to call.
     memory: dict[str, Any]
+    #: By which a handler waits for news.
+    waiters: Waiters
 
     @property
     def asker(self) -> Person:

@@ -186,26 +186,27 @@ async def lease(call: Call) -> Answer:
         view = lease_views.lease(face, record)
         if view["version"] != call.query.get("version") or loop.time() >= end:
             return Answer(view)
-        await _news(face, record.id, record.version, end)
+        await _news(call, record, end)
 
 
-async def _news(face: ControllerFace, ident: str, version: int, end: float) -> None:
+async def _news(call: Call, record: Lease, end: float) -> None:
     """Return when a lease has changed; where it waits, also soon after anything has: its place may have.
 
     Args:
-        face: The controller.
-        ident: The lease.
-        version: The version of its record that is known.
+        call: Who waits.
+        record: The lease.
         end: The event loop's time at which to return in any case.
     """
-    now = asyncio.get_running_loop().time
-    look, moved = now() + LOOK_S, False
-    while now() < end and not (moved and now() >= look):
-        await face.changed(max(0.0, (min(look, end) if moved else end) - now()))
-        record = face.pool.leases.get(ident)
-        if record is None or record.version != version:
-            return
-        moved = moved or record.state in views.WAITING
+    pool, now = call.controller.pool, asyncio.get_running_loop().time
+    version, seen, look = record.version, pool.version, now() + LOOK_S
+    ident, waits = record.id, record.state in views.WAITING
+
+    def changed() -> bool:
+        found = call.controller.pool.leases.get(ident)
+        return found is None or found.version != version
+
+    await call.waiters.until(lambda: changed() or (waits and call.controller.pool.version != seen), end)
+    await call.waiters.until(changed, min(look, end))
 
 
 async def explain(call: Call) -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -134,7 +135,8 @@ async def notices(call: Call) -> Answer:
         if found.notices or found.missed or loop.time() >= end:
             return Answer({"notices": found.notices, "next": found.next, "missed": found.missed})
         after = found.next
-        await face.changed(end - loop.time())
+        told = functools.partial(face.store.is_told, person.user, after, admin=person.admin)
+        await call.waiters.until(told, end)
 
 
 async def authority(call: Call) -> Answer:
