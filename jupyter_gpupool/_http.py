@@ -348,7 +348,7 @@ def read(address: Address, call: Call, response: httpx.Response) -> Any:
 def _problem(address: Address, status: int, kind: str, answer: Any) -> PoolError:
     if kind != "application/problem+json" or not isinstance(answer, dict):
         return not_a_pool(address)
-    if status == 401:
+    if status == 401 and address.token:
         return _wrong_token(address)
     return PoolError(
         str(answer.get("reason") or Reason.BAD_REQUEST),

@@ -20,10 +20,10 @@ from traitlets import Unicode
 from jupyter_gpupool import __version__, commands
 from jupyter_gpupool._http import PoolError
 from jupyter_gpupool.cli_pool import OWN
-from jupyter_gpupool.commands import Argument, Command, Misuse
+from jupyter_gpupool.commands import Argument, Command, Misuse, asks_help
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser
+    from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
 
 PROG = "jupyter gpupool"
@@ -59,24 +59,24 @@ class GPUPoolCommand(JupyterApp):
         self.parser = _parser(self.command)
         words = list(sys.argv[1:] if argv is None else argv)
         ours = [word for word in words if not _is_jupyters(word)]
-        self.args = self.parser.parse_args(ours)
+        self.args = None if asks_help(ours) else self.parser.parse_args(ours)
         super().parse_command_line([word for word in words if _is_jupyters(word)])
 
     def start(self) -> None:
         """Carry the command out and print what comes of it."""
         super().start()
-        if self.args.help:
+        if self.args is None:
             print(self.parser.format_help().rstrip())
             return
-        show(self._value(), as_json=self.args.json)
+        show(self._value(self.args), as_json=self.args.json)
 
-    def _value(self) -> Any:
+    def _value(self, args: Namespace) -> Any:
         if not self.command.pool:
-            return self.command.run(None, self.args)
+            return self.command.run(None, args)
         from jupyter_gpupool.client import Pool
 
-        with Pool(self.args.url or self.url or None) as pool:
-            return self.command.run(pool, self.args)
+        with Pool(args.url or self.url or None) as pool:
+            return self.command.run(pool, args)
 
 
 class GPUPoolApp(JupyterApp):
@@ -168,7 +168,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     except NoStart:
         pass
     except (Misuse, PoolError) as error:
-        print(f"{PROG}: {error}", file=sys.stderr)
+        sentence = str(error)
+        print(sentence if sentence.startswith(PROG) else f"{PROG}: {sentence}", file=sys.stderr)
         status = 1
     except KeyboardInterrupt:
         print(f"{PROG}: interrupted; a request that was waiting is withdrawn.", file=sys.stderr)
@@ -187,5 +188,13 @@ def run(argv: Sequence[str] | None = None) -> None:
         PoolError: The pool says no, or there is none.
     """
     app = GPUPoolApp()
-    app.initialize(list(sys.argv[1:] if argv is None else argv))
-    app.start()
+    try:
+        app.initialize(list(sys.argv[1:] if argv is None else argv))
+        app.start()
+    finally:  # traitlets keeps one application a process; there may be another after this one
+        if app.subapp:
+            app.subapp.clear_instance()
+
+
+if __name__ == "__main__":
+    main()

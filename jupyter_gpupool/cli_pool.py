@@ -120,6 +120,8 @@ def _login(_: None, args: Namespace) -> str:
 def _simulate(_: None, args: Namespace) -> Any:
     from jupyter_gpupool import embedded
 
+    if args.action != "show":
+        _device(args)
     machine = embedded.machine()
     try:
         return _SIMULATE[args.action](machine, args)

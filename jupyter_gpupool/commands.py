@@ -98,6 +98,11 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
     return parser
 
 
+def asks_help(words: Iterable[str]) -> bool:
+    """Return whether a command line asks for its help, whatever else it lacks."""
+    return not {"--help", "-h"}.isdisjoint(words)
+
+
 def split(line: str) -> list[str]:
     """Split a line into words as a shell does.
 

@@ -76,10 +76,9 @@ class GPUPool(Magics, Configurable):
             if not words or words[0] in ("help", "--help", "-h"):
                 return _Text(self.help(words[1:]))
             command = self._command(words[0])
-            args = self._parse(command, words[1:])
-            if args.help:
+            if commands.asks_help(words[1:]):
                 return _Text(self.help([command.name]))
-            return self._carry_out(command, args)
+            return self._carry_out(command, self._parse(command, words[1:]))
         except Misuse as error:
             raise UsageError(str(error)) from None
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jupyter_gpupool._lease import AsyncLease, Lease
 
 #: Seconds that a wait takes before it is shown.
-AFTER_S = 0.5
+AFTER_S = 0.35
 
 
 class Progress:

@@ -1,0 +1,247 @@
+"""`jupyter gpupool`: what a person types, what is printed, and with which exit status it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jupyter_gpupool import cli, embedded
+from jupyter_gpupool._find import configuration
+from jupyter_gpupool.commands import COMMANDS
+from tests.conftest import environment, wait_until
+
+JUPYTER = [sys.executable, "-m", "jupyter_gpupool.cli"]
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command in this process; gives its exit status, standard output and standard error."""
+
+    def ran(*words):
+        with pytest.raises(SystemExit) as end:
+            cli.main(words)
+        said = capsys.readouterr()
+        return end.value.code, said.out, said.err
+
+    return ran
+
+
+def test_without_a_command_it_says_what_there_is(run):
+    for words in ((), ("--help",), ("help",)):
+        status, out, _ = run(*words)
+        assert status == 0
+        assert all(f"jupyter gpupool {each.name} " in out for each in cli.ALL)
+
+
+@pytest.mark.parametrize("command", [each.name for each in cli.ALL])
+def test_each_command_has_a_help_of_its_own(run, command):
+    status, out, err = run(command, "--help")
+    assert (status, err) == (0, "")
+    assert out.startswith(f"usage: jupyter gpupool {command} ")
+    assert "options:" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["reqest"], "jupyter gpupool has no command 'reqest'. Did you mean request?"),
+        (["frobnicate"], "jupyter gpupool has no command 'frobnicate'. See `jupyter gpupool --help`."),
+        (["request", "--gpu", "2"], "jupyter gpupool request has no option --gpu. Did you mean --gpus?"),
+        (["request", "2"], "jupyter gpupool request does not take '2' here. Its options: "),
+        (["request", "--gpus"], "jupyter gpupool request: argument --gpus/-g: expected one argument. Its "),
+        (["request", "--env", "x"], "jupyter gpupool request: argument --env: 'x' is not NAME=VALUE. Its "),
+        (["start", "--simulate", "4"], "--simulate 4 is not NODESxGPUS: write 2x4, or "),
+        (["simulate", "fail"], "jupyter gpupool simulate fail needs a device, such as gpu3 or node-1/gpu3."),
+        (["simulate", "explode"], "jupyter gpupool simulate: argument ACTION: invalid choice: 'explode' "),
+        (
+            ["login", "nonsense"],
+            "This is not a line of a pool: copy the whole line that begins with gpupool: ",
+        ),
+        (["login"], "jupyter gpupool login: the following arguments are required: LINE. Its options: "),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_is_right(run, words, sentence):
+    status, out, err = run(*words)
+    assert (status, out) == (1, "")
+    assert err.removeprefix("jupyter gpupool: ").startswith(sentence)
+    assert err.count("\n") == 1
+
+
+def test_jupyters_own_options_work(run, pool):
+    assert run("status", "--debug")[0] == 0
+    assert run("--version")[1].strip() == "0.1.0"
+
+
+def test_a_lease_from_request_to_release(run, pool):
+    status, out, _ = run("request", "--gpus", "2", "--name", "sweep", "--time", "2h")
+    assert status == 0
+    assert out.startswith("Lease sweep: 2 GPUs (2 \N{MULTIPLICATION SIGN} H100-80GB on node-")
+    assert "simulated" in out
+    lease = pool.lease("sweep")
+    assert lease.state == "active"
+    assert 7000 < lease.ends_at - time.time() <= 7200
+
+    assert "sweep" in run("leases")[1]
+    assert run("why", "sweep")[1].strip()
+    assert run("extend", "sweep", "--by", "1h")[0] == 0
+    assert lease.refresh().ends_at - time.time() > 10000
+    assert run("keep")[0] == 0
+    assert "scheduler" in run("logs", "sweep")[1]
+    assert run("usage")[1].splitlines()[-1].split()[2:] == ["2.0", "1"]
+    assert run("release", "sweep")[1] == "Released: sweep.\n"
+    assert lease.refresh().state in ("draining", "ended")
+
+
+def test_status_shows_the_pool_its_devices_and_ones_leases_and_says_that_they_are_simulated(run, pool):
+    pool.request(gpus=1, name="mine")
+    out = run("status")[1]
+    assert out.startswith("8 GPUs (8 \N{MULTIPLICATION SIGN} H100-80GB) on 2 nodes: 7 free, ")
+    assert "simulated" in out
+    assert "node-2/gpu3" in out
+    assert "mine" in out
+    assert max(map(len, out.splitlines())) < 150
+
+
+def test_what_is_said_can_be_read_by_machines(run, pool):
+    pool.request(gpus=1, name="mine")
+    assert json.loads(run("leases", "--json")[1])[0]["name"] == "mine"
+    assert json.loads(run("status", "--json")[1])["pool"]["gpus"] == 8
+    assert json.loads(run("request", "--gpus", "1", "--json")[1])["state"] == "active"
+
+
+def test_a_request_that_does_not_wait_stays_in_the_queue_and_says_why(run, pool):
+    pool.request(gpus=8)
+    status, out, _ = run("request", "--gpus", "1", "--no-wait", "--name", "later")
+    assert status == 0
+    assert "pending: place 1 in the queue" in out
+    assert "later" in run("queue")[1]
+    status, _, err = run("request", "--gpus", "1", "--timeout", "0.5")
+    assert status == 1
+    assert "got nothing within 0.5 s and is withdrawn" in err
+    assert run("release", "--all")[1].startswith("Released: ")
+    assert run("request", "--gpus", "1", "--dry-run")[0] == 0
+
+
+def test_ctrl_c_withdraws_a_request_that_waits(pool):
+    pool.request(gpus=8)
+    command = [*JUPYTER, "request", "--gpus", "1", "--name", "impatient"]
+    waiting = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment(), text=True)
+    wait_until(lambda: "impatient" in [lease.name for lease in pool.leases()])
+    waiting.send_signal(signal.SIGINT)
+    _, err = waiting.communicate(timeout=30)
+    assert waiting.returncode == cli.INTERRUPTED
+    assert err.splitlines()[-1] == "jupyter gpupool: interrupted; a request that was waiting is withdrawn."
+    assert "impatient" not in [lease.name for lease in pool.leases()]
+
+
+def test_a_simulated_gpu_is_broken_and_repaired(run, pool):
+    status, out, _ = run("simulate", "fail", "gpu3", "--xid", "79")
+    assert (status, out.split(".")[0]) == (0, "gpu3 now has XID 79")
+    assert "lost" in run("simulate", "show")[1].splitlines()[5]
+    wait_until(lambda: "gone" in run("health")[1])
+    assert run("simulate", "restore", "gpu3")[0] == 0
+    wait_until(lambda: "gone" not in run("health")[1])
+    assert run("simulate", "set", "gpu3", "temperature=70")[0] == 0
+    assert "temperature=70" in run("simulate", "show")[1]
+    status, _, err = run("simulate", "fail", "gpu99")
+    assert status == 1
+    assert "no simulated device 'gpu99'" in err.lower()
+
+
+def test_a_device_is_taken_out_and_back(run, pool):
+    assert run("cordon", "node-1/gpu0", "--why", "loose cable")[1] == "node-1/gpu0 takes no new work.\n"
+    assert pool.status().gpus_free == 7
+    assert run("uncordon", "node-1/gpu0")[0] == 0
+    status, _, err = run("cordon", "node-9")
+    assert status == 1
+    assert "The pool has no node or device 'node-9'." in err
+
+
+def test_a_person_logs_in_by_a_line_that_works_once(run, pool, monkeypatch, tmp_path):
+    line = run("token", "new", "ben")[1].split()[-1]
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path / "of ben"))
+    status, out, _ = run("login", line)
+    assert status == 0
+    assert out.startswith(f"You are ben of the pool at {pool.url}.")
+    assert configuration().stat().st_mode & 0o077 == 0
+    assert json.loads(run("status", "--json")[1])["pool"]["user"]["name"] == "ben"
+    status, _, err = run("login", line)
+    assert status == 1
+    assert "works once" in err
+    status, _, err = run("cordon", "node-1")
+    assert (status, "scope" in err) == (1, True), "ben is no administrator"
+    monkeypatch.undo()
+    token = next(row for row in pool.get("/v1/tokens")["tokens"] if row["user"] == "ben")
+    assert run("token", "revoke", token["id"])[0] == 0
+    assert "ben" not in run("token", "list")[1]
+
+
+def test_start_prints_the_lines_by_which_others_come_and_stop_ends_everything(run, own_folder):
+    status, out, _ = run("start", "--simulate", "1x1:A100-40GB")
+    assert status == 0
+    assert "1 GPU (1 \N{MULTIPLICATION SIGN} A100-40GB) on 1 node" in out
+    assert "simulated" in out
+    assert out.count("jupyter gpupool agent gpupool:") == 1
+    assert out.count("jupyter gpupool login gpupool:") == 1
+    assert run("start")[0] == 0, "again: it is found, and new lines are printed"
+    line = next(each for each in out.splitlines() if " agent gpupool:" in each).split()[-1]
+    join_another_machine(own_folder, line)
+    assert run("stop")[1] == "The pool has ended, with all its leases.\n"
+    assert run("stop")[1] == "No pool runs on this machine.\n"
+    assert run("status", "--url", "https://127.0.0.1:9")[0] == 1
+
+
+def join_another_machine(folder, line):
+    """Let a second (simulated) machine join by the line, as a person would."""
+    from jupyter_gpupool.driver import simulated
+
+    simulated.create(folder / "elsewhere", {"other": 2})
+    agent = subprocess.Popen(
+        [*JUPYTER, "agent", line, "--name", "other", "--dir", str(folder / "agent")],
+        env=environment(**simulated.environment(folder / "elsewhere", "other")),
+        stderr=subprocess.DEVNULL,
+    )
+    from jupyter_gpupool import Pool
+
+    with Pool(start=False) as pool:
+        wait_until(lambda: pool.status().gpus == 3)
+    os.kill(agent.pid, signal.SIGTERM)
+    assert agent.wait(30) == 0
+
+
+def test_the_commands_of_a_notebook_are_those_of_a_terminal():
+    assert {each.name for each in COMMANDS} < {each.name for each in cli.ALL}
+
+
+def test_it_is_found_by_jupyter(pool):
+    said = subprocess.run(
+        ["jupyter", "gpupool", "status"],
+        env=environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert said.stdout.startswith("8 GPUs")
+    assert embedded.find().url == pool.url
+
+
+def test_output_that_nobody_reads_to_the_end_is_no_error(pool):
+    said = subprocess.run(
+        f"{sys.executable} -m jupyter_gpupool.cli status | head -1",
+        shell=True,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert said.stdout.startswith("8 GPUs")
+    assert "Traceback" not in said.stderr

@@ -1,0 +1,175 @@
+"""`%gpupool` in a real IPython shell."""
+
+from __future__ import annotations
+
+import _thread
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from jupyter_gpupool import Pool, PoolError
+from jupyter_gpupool.commands import COMMANDS
+from jupyter_gpupool.display import Overview
+from tests.conftest import environment, wait_until
+
+
+@pytest.fixture(scope="module")
+def shell(session_folder):
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    shell.run_line_magic("load_ext", "jupyter_gpupool")
+    yield shell
+    shell.run_line_magic("unload_ext", "jupyter_gpupool")
+    InteractiveShell.clear_instance()
+
+
+@pytest.fixture
+def gpupool(shell):
+    return lambda line="": shell.run_line_magic("gpupool", line)
+
+
+def test_loading_it_imports_nothing_heavy_and_takes_no_time():
+    code = (
+        "import sys, time; from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance(); before = set(sys.modules)\n"
+        "shell.run_line_magic('load_ext', 'jupyter_gpupool')\n"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env=environment(),
+    ).stdout.split()
+    for heavy in ("httpx", "distributed", "dask", "tornado", "ipywidgets", "yaml", "pynvml", "psutil"):
+        assert heavy not in loaded
+    assert "jupyter_gpupool.magic" in loaded
+
+
+def test_it_says_what_there_is(gpupool, shell):
+    for line in ("", "help"):
+        assert all(f"%gpupool {each.name} " in repr(gpupool(line)) for each in COMMANDS)
+    assert "--gpus" in repr(gpupool("help request"))
+    assert repr(gpupool("request --help")) == repr(gpupool("help request"))
+    shown = shell.object_inspect_text("%gpupool", 0)
+    assert "%gpupool request" in shown
+
+
+def test_status_is_an_object_that_shows_itself(gpupool, pool):
+    value = gpupool("status")
+    assert isinstance(value, Overview)
+    assert value["pool"].gpus == 8
+    assert "simulated" in repr(value)
+    assert "node-1/gpu0" in value._repr_html_()
+
+
+def test_a_lease_from_request_to_release(gpupool, pool, shell):
+    lease = gpupool("request --gpus 2 --time 1h --name sweep")
+    assert lease.state == "active"
+    assert len(lease.slices) == 2
+    assert lease.data["interactive"], "requests from a notebook are, unless they say otherwise"
+    assert lease.client().submit(sum, [1, 2]).result(timeout=30) == 3
+    assert [each.name for each in gpupool("leases")] == ["sweep"]
+    assert gpupool("why").sentences
+    before = lease.ends_at
+    assert gpupool("extend --by 30m").ends_at == pytest.approx(before + 1800, abs=2)
+    assert gpupool("keep sweep").state == "active"
+    assert "scheduler" in gpupool("logs")
+    assert repr(gpupool("release")) == "Released: sweep."
+    assert lease.refresh().state in ("draining", "ended")
+
+
+def test_what_comes_of_it_can_be_stored_in_a_variable(gpupool, pool, shell):
+    assert gpupool("request --gpus 1 --name one --out mine") is None
+    assert shell.user_ns["mine"].name == "one"
+    shell.user_ns.pop("mine")
+    assert gpupool("use one").id == pool.lease("one").id, "as after a restart of the kernel"
+    shell.run_cell("name = 'one'")
+    shell.run_cell("%gpupool release $name")
+    assert pool.lease("one").state in ("draining", "ended")
+    with pytest.raises(UsageError, match="'1x' is none"):
+        gpupool("status --out 1x")
+
+
+def test_a_command_that_names_no_lease_is_about_the_one_that_was_requested_here(gpupool, pool):
+    gpupool("request --gpus 1 --name here")
+    pool.request(gpus=1, name="elsewhere")
+    assert gpupool("keep").name == "here"
+    gpupool("use elsewhere")
+    assert gpupool("keep").name == "elsewhere"
+    gpupool("release here elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("requst", "%gpupool has no command 'requst'. Did you mean request?"),
+        ("request --gpu 2", "%gpupool request has no option --gpu. Did you mean --gpus?"),
+        ("request 2", "%gpupool request does not take '2' here. Its options: `%gpupool request --help`."),
+        ("request --name 'x", "The line cannot be read (No closing quotation): close the quote."),
+        ("help frobnicate", "%gpupool has no command 'frobnicate'. See `%gpupool help`."),
+    ],
+)
+def test_a_mistake_teaches(gpupool, line, sentence):
+    with pytest.raises(UsageError) as no:
+        gpupool(line)
+    assert str(no.value) == sentence
+
+
+def test_a_no_is_one_sentence_and_fails_the_cell(shell, pool, capsys):
+    outcome = shell.run_cell("%gpupool request --gpus 9")
+    said = capsys.readouterr()
+    assert isinstance(outcome.error_in_exec, PoolError), "so that 'run all' stops"
+    shown = (said.out + said.err).strip()
+    assert "GPUPool" in shown
+    assert "there are at most 8" in shown
+    assert shown.count("\n") == 0
+
+
+def test_ctrl_c_while_it_waits_withdraws_the_request(shell, pool, capsys):
+    pool.request(gpus=8)
+
+    def press():
+        with Pool(start=False) as other:
+            wait_until(lambda: "impatient" in [lease.name for lease in other.leases()])
+            time.sleep(1)
+        _thread.interrupt_main()
+
+    threading.Thread(target=press).start()
+    outcome = shell.run_cell("%gpupool request --gpus 1 --name impatient")
+    assert isinstance(outcome.error_in_exec, KeyboardInterrupt)
+    err = capsys.readouterr().err
+    assert "Lease impatient: place 1 in the queue (" in err, "what it waited for was shown"
+    assert "The request is withdrawn." in err
+    assert "impatient" not in [lease.name for lease in pool.leases()]
+
+
+def test_its_settings_are_the_shells(shell, gpupool, pool):
+    shell.run_line_magic("config", "GPUPool.time_limit = '30m'")
+    shell.run_line_magic("config", "GPUPool.interactive = False")
+    try:
+        lease = gpupool("request --gpus 1")
+        assert 1700 < lease.ends_at - time.time() <= 1800
+        assert not lease.data["interactive"]
+        assert "%config GPUPool.time_limit = '30m'" in repr(gpupool("config"))
+        assert "the embedded pool of this machine" in repr(gpupool("config"))
+    finally:
+        shell.run_line_magic("config", "GPUPool.time_limit = ''")
+        shell.run_line_magic("config", "GPUPool.interactive = True")
+        gpupool("release")
+
+
+def test_unloading_it_leaves_nothing_behind_but_leases(shell, gpupool, pool):
+    gpupool("request --gpus 1 --name stays")
+    shell.run_line_magic("unload_ext", "jupyter_gpupool")
+    assert shell.find_line_magic("gpupool") is None
+    assert not [each for each in shell.configurables if type(each).__name__ == "GPUPool"]
+    shell.run_line_magic("load_ext", "jupyter_gpupool")
+    assert pool.lease("stays").state == "active"
