@@ -87,9 +87,8 @@ def _known(face: ControllerFace, once: Once) -> Lease | None:
         sentence = "This Idempotency-Key came with another request before."
         raise Problem(Trouble.KEY_REUSED, sentence, "Use a new key for each request.")
     if seen.lease not in face.pool.leases:
-        raise Problem(
-            Reason.LEASE_OVER, f"The lease {seen.lease} of this request has ended.", "Request anew."
-        )
+        sentence = f"The request of this key is over: it was refused, or its lease {seen.lease} has ended."
+        raise Problem(Reason.LEASE_OVER, sentence, "Request anew, with a new key.")
     return face.pool.leases[seen.lease]
 
 
