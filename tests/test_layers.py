@@ -84,7 +84,7 @@ LATER: dict[str, set[str]] = {
     "widget": {"embedded"},
     "server": {"embedded"},
 }
-#: Rules that are arithmetic on whole numbers, one thing at a time; only what searches for a place has columns.
+#: Rules that are arithmetic on single whole numbers; only what searches for a place has columns.
 WITHOUT_NUMPY = {
     f"core.{name}"
     for name in (
