@@ -143,8 +143,9 @@ async def test_a_hanging_device_is_a_finding_and_the_others_are_read_on(machine:
 async def test_a_hanging_driver_is_a_finding_and_the_reader_is_replaced_without_a_kill(
     machine: simulated.Machine,
 ) -> None:
-    async with reading(machine, interval_s=0.2, silence_s=1.5) as (reader, heard):
+    async with reading(machine, interval_s=0.2, silence_s=2.5) as (reader, heard):
         first = reader._process
+        assert len(await asyncio.wait_for(reader.poll(), 5)) == 3
         machine.hang("node-1", 60)
         finding = await heard.until(lambda: heard.findings)
         assert (finding[0].device, finding[0].name) == ("", "")

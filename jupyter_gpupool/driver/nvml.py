@@ -178,15 +178,18 @@ class Driver:
                 refused = "" if name_of(error) in OF_DEVICE else name_of(error)
         if refused and not found:
             raise DriverError(refused, "list the devices")
-        unlisted = {uuid: self._answer(uuid) for uuid in self._pci.keys() - found.keys()}
-        return found | {uuid: answer for uuid, answer in unlisted.items() if answer}
+        for uuid in self._pci.keys() - found.keys():
+            answer = self._answer(uuid)
+            if answer != "NOT_FOUND":
+                found[uuid] = answer
+        return found
 
     def _answer(self, uuid: str) -> str:
-        """The error of a device that the listing left out; "" where it is not there any more."""
+        """What the driver says of a device that the listing left out: an error, or "" where it is there."""
         try:
-            pynvml.nvmlDeviceGetHandleByPciBusId(self._pci[uuid].encode())
+            self._remember(pynvml.nvmlDeviceGetHandleByPciBusId(self._pci[uuid].encode()))
         except pynvml.NVMLError as error:
-            return "" if name_of(error) == "NOT_FOUND" else name_of(error)
+            return name_of(error)
         return ""
 
     def _remember(self, handle: Any) -> str:

@@ -116,6 +116,7 @@ class Reader:
         #: When the next replacement may be, and how long the one after that has to wait.
         self._may_replace, self._patience = 0.0, self.silence_s
         self._closing = False
+        self._launching = asyncio.Lock()
 
     async def start(self) -> tuple[Device, ...]:
         """Start the reader's process and return the node's devices.
@@ -169,6 +170,8 @@ class Reader:
     async def close(self) -> None:
         """End the reader, gently and then firmly; nothing of it is left afterwards."""
         self._closing = True
+        async with self._launching:  # what is being started now is ended too
+            pass
         processes = [*self._left, *([self._process] if self._process else [])]
         self._process = None
         await asyncio.gather(*(_end(each, kill=True) for each in processes))
@@ -182,6 +185,11 @@ class Reader:
     # -------------------------------------------------------------------------------------------- its process
 
     async def _launch(self) -> None:
+        async with self._launching:
+            if not self._closing:
+                await self._start_process()
+
+    async def _start_process(self) -> None:
         command = [sys.executable, "-m", "jupyter_gpupool.node.reader"]
         command += ["--node", self.node, "--interval", str(self.interval_s)]
         pipe = asyncio.subprocess.PIPE
@@ -321,8 +329,11 @@ class Reader:
             await self._replace()
 
     def _tell_silence(self, late: dict[str, float], new: list[str]) -> None:
-        if len(late) == len(self._heard):
+        youngest = min(time.monotonic() - at for at in self._heard.values())
+        if youngest >= self.silence_s / 2:
+            # Nothing at all is heard; that the devices' last readings came one after the other means nothing.
             seconds = max(late.values())
+            self._silent |= dict.fromkeys(self._heard, time.monotonic())
             self._tell(Finding(device="", seconds=seconds, sentence=f"readings stopped {seconds:.0f} s ago"))
             return
         for uuid in new:
