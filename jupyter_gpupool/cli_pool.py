@@ -11,14 +11,17 @@ import os
 import socket
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool import display, tables
 from jupyter_gpupool._http import Connection, PoolError, Trouble, get
 from jupyter_gpupool.commands import Argument, Command, Misuse, number
+from jupyter_gpupool.core.model import Reason
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Callable
 
     from jupyter_gpupool.client import Pool
 
@@ -84,6 +87,39 @@ def _stop(_: None, __: Namespace) -> str:
     from jupyter_gpupool import embedded
 
     return "The pool has ended, with all its leases." if embedded.stop() else "No pool runs on this machine."
+
+
+# -------------------------------------------------------------------------------------------- backup, restore
+
+
+def _backup(_: None, args: Namespace) -> str:
+    from jupyter_gpupool.controller.backup import backup
+
+    return _journaled(lambda: backup(_journal(args), args.file), f"{args.file} is a good backup with {{}}.")
+
+
+def _put_back(_: None, args: Namespace) -> str:
+    from jupyter_gpupool.controller.backup import put_back
+
+    said = "The pool goes on from {} at its next start; what was there before is kept beside it."
+    return _journaled(lambda: put_back(args.file, _journal(args)), said)
+
+
+def _journaled(work: Callable[[], dict[str, Any]], said: str) -> str:
+    """Do something with the journal and say so; what is wrong with it is one sentence."""
+    from jupyter_gpupool.controller.store import StoreError
+
+    try:
+        found = work()
+    except StoreError as error:
+        raise PoolError(Reason.STORE_FAILED, str(error)) from error
+    return said.format(f"all that happened up to event {found['last']}")
+
+
+def _journal(args: Namespace) -> Path:
+    from jupyter_gpupool import embedded
+
+    return Path(args.dir or embedded.directory() / "controller") / "journal.sqlite"
 
 
 # ----------------------------------------------------------------------------------------------- agent, login
@@ -209,6 +245,7 @@ class _Health:
 
 
 _TARGET = _option("target", "a node, or a device by name or UUID", "TARGET")
+_FOLDER = _option("--dir", "the controller's folder (default: that of the pool on this machine)", "PATH")
 _WHY = _option("--why", "the reason, for everybody to read", "TEXT")
 
 #: What only a terminal has, in the order in which it is needed.
@@ -234,6 +271,20 @@ OWN: tuple[Command, ...] = (
         pool=False,
     ),
     Command(name="stop", help="End the pool on this machine, with all its leases.", run=_stop, pool=False),
+    Command(
+        name="backup",
+        help="Copy the journal of the pool on this machine, which may run meanwhile, to a new file.",
+        arguments=(_option("file", "the new file; keep it safe, leases' keys are in it", "FILE"), _FOLDER),
+        run=_backup,
+        pool=False,
+    ),
+    Command(
+        name="restore",
+        help="Put a backup in the place of the journal of the pool on this machine, which must not run.",
+        arguments=(_option("file", "the backup", "FILE"), _FOLDER),
+        run=_put_back,
+        pool=False,
+    ),
     Command(
         name="agent",
         help="Let this machine join a pool with its GPUs (runs until it is ended).",

@@ -467,6 +467,28 @@ def test_checking_a_file_leaves_it_and_its_folder_alone(path, tmp_path):
     assert [each.name for each in folder.iterdir()] == ["copy"]
 
 
+def test_the_command_line_makes_backups_and_puts_them_back_one_sentence_each(path, tmp_path):
+    store = Store(path)
+    store.append_many([Tick(now=1), Tick(now=2)])
+
+    def run(*words):
+        command = [sys.executable, "-m", "jupyter_gpupool.cli", *words, "--dir", str(tmp_path)]
+        return subprocess.run(command, capture_output=True, check=False, timeout=60, text=True)
+
+    copy = str(tmp_path / "copy")
+    assert run("backup", copy).stdout == f"{copy} is a good backup with all that happened up to event 2.\n"
+    again = run("backup", copy)
+    assert (again.returncode, again.stderr.count("\n")) == (1, 1)
+    assert "exists: name a new file" in again.stderr
+    assert "in use by process" in run("restore", copy).stderr
+    store.append(Tick(now=3))
+    store.close()
+    assert "up to event 2 at its next start" in run("restore", copy).stdout
+    store = Store(path)
+    assert store.last_seq == 2
+    store.close()
+
+
 # ---------------------------------------------------------------------------------------- the pool's clock
 
 
