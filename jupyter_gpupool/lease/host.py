@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import signal
-from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 import dask
@@ -19,6 +18,7 @@ from jupyter_gpupool.core.faults import Fault, is_hardware
 from jupyter_gpupool.core.model import Verdict
 from jupyter_gpupool.lease.link import Link, ask
 from jupyter_gpupool.lease.settings import PATIENCE, SETTINGS, security
+from jupyter_gpupool.lease.sharing import share_forkserver
 from jupyter_gpupool.lease.worker import LeaseWorker
 
 logger = logging.getLogger(__name__)
@@ -65,30 +65,6 @@ def main(spec: dict[str, Any]) -> None:
 
 #: Dask's own defaults for a worker's environment, which `distributed.nanny.environ` would otherwise replace.
 _NANNY: dict[str, str] = {"RAPIDS_NO_INITIALIZE": "True"}
-
-
-def share_forkserver(given: dict[str, Any] | None) -> bool:
-    """Use the forkserver that this process was forked from for its children too.
-
-    The names with an underscore are private to `multiprocessing`: should one be missing, the answer is False
-    and the caller starts its children plainly.
-
-    Args:
-        given: The forkserver's "address" and, from Python 3.14 on, its "authkey", or None.
-    """
-    server = getattr(forkserver, "_forkserver", None)
-    alive = getattr(server, "_forkserver_alive_fd", None)
-    address = (given or {}).get("address") or getattr(server, "_forkserver_address", None)
-    tracker = getattr(resource_tracker, "_resource_tracker", None)
-    if server is None or alive is None or not address or tracker is None:
-        return False
-    server._forkserver_address = address  # noqa: SLF001 - there is no public way
-    if hasattr(server, "_forkserver_authkey"):
-        if not (given or {}).get("authkey"):
-            return False
-        server._forkserver_authkey = bytes.fromhex((given or {})["authkey"])  # noqa: SLF001 - as above
-    server.ensure_running = tracker.ensure_running
-    return True
 
 
 async def _serve(spec: dict[str, Any]) -> None:
@@ -166,6 +142,8 @@ class _Host:
         async def on_exit(exitcode: int) -> None:
             if nanny.status.name == "running" and not self._stopped.is_set():
                 await self._judge_death(nanny, exitcode)
+                if nanny.is_alive():
+                    return  # it was killed for a restart, and the next one has begun meanwhile
             await restart(exitcode)
 
         nanny._on_worker_exit = on_exit  # noqa: SLF001 - as above

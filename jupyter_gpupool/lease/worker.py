@@ -128,7 +128,7 @@ class LeaseWorker(Worker):
 
     async def _after_what_runs(self, why: str) -> None:
         deadline = time.monotonic() + LAST_TASKS
-        while self.state.executing_count and time.monotonic() < deadline:
+        while self.state.executing_count and time.monotonic() < deadline:  # noqa: ASYNC110 - Dask has no event
             await asyncio.sleep(0.02)
         await asyncio.sleep(FLUSHED)
         if not self._lost:

@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import pwd
+import shutil
 import socket
 import subprocess
 import sys
@@ -21,6 +22,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from jupyter_gpupool.node.guard import MARK, WIDTH, started_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,10 +58,13 @@ THREADS = {
 }
 #: Bits of a file's mode that what a lease writes never gets.
 UMASK = 0o077
-#: Seconds: a launcher that nobody used for so long ends; a forkserver may take so long to load; a start so
-#: long.
-UNUSED, WARM, START = 3600.0, 120.0, 30.0
+#: Seconds after which a launcher that nobody uses ends; one with a request's own variables serves few.
+UNUSED, UNUSED_VARIABLES = 3600.0, 120.0
+#: Seconds that a forkserver may take to load, and a process to start.
+WARM, START = 120.0, 30.0
 
+#: Beginning of the name of a launcher's folder.
+_PREFIX = "l-"
 _CODE = "from jupyter_gpupool.node.lease_launcher import main; main()"
 
 
@@ -174,7 +180,7 @@ class Launchers:
             LaunchError: It could not be started; its own words are in the sentence.
         """
         launcher = await self._find(account, python, variables or {})
-        return await asyncio.shield(launcher.ready)
+        return await _ready(launcher)
 
     async def start(
         self,
@@ -196,7 +202,7 @@ class Launchers:
             LaunchError: It could not be started.
         """
         launcher = await self._find(account, python, variables or {})
-        await asyncio.shield(launcher.ready)
+        await _ready(launcher)
         launcher.used = time.monotonic()
         number = next(self._numbers)
         answer = launcher.waiting[number] = asyncio.get_running_loop().create_future()
@@ -220,8 +226,19 @@ class Launchers:
             now: Seconds of the monotonic clock.
         """
         for launcher in list(self._launchers.values()):
-            if now - launcher.used > UNUSED:
+            _, _, variables = launcher.key
+            if now - launcher.used > (UNUSED_VARIABLES if variables else UNUSED):
                 await self._end(launcher)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Remove what is left of launchers whose forkservers have ended, a former agent's included."""
+        mine = {each.folder for each in self._launchers.values()}
+        for folder in self._folder.glob(f"{_PREFIX}*/"):
+            if folder not in mine and not _is_alive(folder.with_suffix(".pid")):
+                shutil.rmtree(folder, ignore_errors=True)
+                for suffix in (".pid", ".err"):
+                    folder.with_suffix(suffix).unlink(missing_ok=True)
 
     async def close(self) -> None:
         """End all launchers; what they started lives on."""
@@ -238,17 +255,18 @@ class Launchers:
     async def _launch(
         self, key: tuple[Any, ...], account: Account, python: str, variables: dict[str, str]
     ) -> _Launcher:
-        from jupyter_gpupool.node.guard import MARK, WIDTH
-
-        folder = Path(tempfile.mkdtemp(prefix="l-", dir=self._folder))
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._folder))
         more = {**self._environ, **variables, MARK: "." * WIDTH}
         ours, theirs = socket.socketpair()
         with theirs:
-            theirs.set_inheritable(True)
-            if account.switch:
-                os.chown(folder, account.uid, account.gid)
-            with (folder / "stderr").open("wb") as stderr:
-                popen = _popen(account, python, [str(theirs.fileno()), str(folder)], more, stderr.fileno())
+            try:
+                if account.switch:
+                    os.chown(folder, account.uid, account.gid)
+                popen = _popen(account, python, theirs.fileno(), folder, more)
+            except BaseException:
+                ours.close()
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         launcher = _Launcher(key, popen, folder, writer, ready, time.monotonic())
@@ -260,7 +278,8 @@ class Launchers:
         with contextlib.suppress(OSError, ValueError):
             while line := await reader.readline():
                 self._hear(launcher, json.loads(line))
-        self._launchers.pop(launcher.key, None)
+        if self._launchers.get(launcher.key) is launcher:
+            del self._launchers[launcher.key]
         launcher.writer.close()
         await asyncio.to_thread(_reap, launcher.popen)
         why = LaunchError(_last_words(launcher))
@@ -272,7 +291,9 @@ class Launchers:
     def _hear(self, launcher: _Launcher, message: dict[str, Any]) -> None:
         if message.get("ready"):
             if not launcher.ready.done():
-                launcher.ready.set_result(message["forkserver"])
+                server = int(message["forkserver"])
+                launcher.folder.with_suffix(".pid").write_text(f"{server} {started_at(server)}")
+                launcher.ready.set_result(server)
         elif "exited" in message:
             self._on_exit(message["exited"], message["code"])
         else:
@@ -286,31 +307,33 @@ class Launchers:
 
     async def _end(self, launcher: _Launcher) -> None:
         self._launchers.pop(launcher.key, None)
+        self._starting.pop(launcher.key, None)
         launcher.writer.close()
         if launcher.task is not None:
             await launcher.task
 
 
 def _popen(
-    account: Account, python: str, arguments: list[str], more: dict[str, str], stderr: int
+    account: Account, python: str, line: int, folder: Path, more: dict[str, str]
 ) -> subprocess.Popen[bytes]:
     identity: dict[str, Any] = {}
     if account.switch:
         identity = {"user": account.uid, "group": account.gid, "extra_groups": list(account.groups)}
-    home = account.home if os.access(account.home, os.X_OK) else "/"
     try:
-        return subprocess.Popen(
-            [python or sys.executable, "-P", "-c", _CODE, *arguments],
-            env=allowed_environment(dict(os.environ), account, more),
-            stdin=subprocess.DEVNULL,
-            stdout=stderr,
-            stderr=stderr,
-            cwd=home,
-            umask=UMASK,
-            pass_fds=[int(arguments[0])],
-            start_new_session=True,
-            **identity,
-        )
+        # Beside the folder: that is its user's, who could put anything there under this name.
+        with folder.with_suffix(".err").open("wb") as stderr:
+            return subprocess.Popen(
+                [python or sys.executable, "-P", "-c", _CODE, str(line), str(folder)],
+                env=allowed_environment(dict(os.environ), account, more),
+                stdin=subprocess.DEVNULL,
+                stdout=stderr,
+                stderr=stderr,
+                cwd=account.home if os.access(account.home, os.X_OK) else "/",
+                umask=UMASK,
+                pass_fds=[line],
+                start_new_session=True,
+                **identity,
+            )
     except (OSError, subprocess.SubprocessError) as error:
         raise LaunchError(
             f"{python or sys.executable} could not be started as {account.name}: {error}; "
@@ -326,6 +349,22 @@ def _reap(popen: subprocess.Popen[bytes]) -> None:
         popen.wait()
 
 
+async def _ready(launcher: _Launcher) -> int:
+    try:
+        return await asyncio.wait_for(asyncio.shield(launcher.ready), WARM)
+    except TimeoutError:
+        raise LaunchError(f"a Python environment was not loaded within {WARM:.0f} s") from None
+
+
+def _is_alive(file: Path) -> bool:
+    """Whether the process lives that this file names by PID and start time."""
+    try:
+        pid, started = map(int, file.read_text().split())
+    except (OSError, ValueError):
+        return False
+    return started_at(pid) == started
+
+
 def _last_words(launcher: _Launcher) -> str:
-    said = (launcher.folder / "stderr").read_text(errors="replace").strip().splitlines()[-3:]
+    said = launcher.folder.with_suffix(".err").read_text(errors="replace").strip().splitlines()[-3:]
     return f"the launcher has ended: {' | '.join(said) or 'it said nothing'}"

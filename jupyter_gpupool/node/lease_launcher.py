@@ -63,7 +63,7 @@ class _Launcher:
 
     def _start(self, order: dict[str, Any]) -> None:
         number = order.pop("number")
-        order["spec"]["forkserver"] = _reach()
+        order["spec"]["forkserver"] = reach()
         process = self._context.Process(target=lease_child.run, args=(order,))
         try:
             process.start()
@@ -87,7 +87,7 @@ def _forkserver() -> Any:
     return getattr(forkserver, "_forkserver", None)
 
 
-def _reach() -> dict[str, str]:
+def reach() -> dict[str, str]:
     """Say how a child reaches the forkserver that it was forked from; empty where that cannot be said."""
     key = getattr(_forkserver(), "_forkserver_authkey", None)
     address = getattr(_forkserver(), "_forkserver_address", None)

@@ -100,7 +100,7 @@ class Leases:
     # --------------------------------------------------------------------------------------- the agent's side
 
     async def start(self) -> None:
-        """Warm the forkserver of the agent's own user, in the background: only its first lease waits for it."""
+        """Warm the forkserver of the agent's own user, in the background."""
         self._do(self._keep_house())
         self._do(self._warm())
 
