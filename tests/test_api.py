@@ -10,8 +10,10 @@ import contextlib
 import json
 import logging
 import random
+import re
 import socket
 import ssl
+from pathlib import Path
 
 import distributed
 import httpx
@@ -956,3 +958,9 @@ def test_a_real_pool_refuses_what_it_can_never_grant_in_the_same_words(live):
         assert response.status_code == status
         assert word in response.data["detail"] + response.data["advice"]
     assert live.client.get("/v1/pool", headers={"Authorization": "Bearer wrong"}).status_code == 401
+
+
+def test_the_routes_in_the_documentation_are_those_that_there_are():
+    page = Path(__file__).parent.parent / "docs" / "http-api.md"
+    rows = re.findall(r"^\| `(\w+) (\S+)` \| (\w*)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert sorted(rows) == sorted((each.method, each.path.replace("+}", "}"), each.scope) for each in ROUTES)
