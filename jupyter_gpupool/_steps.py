@@ -92,7 +92,7 @@ def usable(
                 raise PoolError(Trouble.TIMED_OUT, _timed_out(lease, timeout or 0.0))
         lease = yield from changed(lease, left)
         polls += 1
-    if lease["state"] == LeaseState.ENDED:
+    if lease["state"] in (LeaseState.DRAINING, LeaseState.ENDED):  # it could not be started, or was released
         raise over(lease)
     return lease
 

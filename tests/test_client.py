@@ -95,6 +95,11 @@ REFUSED = PoolError("too_many_gpus", "No.")
             ["POST /v1/requests", "GET /v1/leases/r1"],
             id="it ended while it started: there is nothing to withdraw",
         ),
+        pytest.param(
+            [PENDING, {**PENDING, "state": "draining", "why": "the start failed"}],
+            ["POST /v1/requests", "GET /v1/leases/r1"],
+            id="it is ending before it could be used: there is nothing to withdraw",
+        ),
     ],
 )
 def test_a_wait_that_ends_without_a_grant_withdraws_the_request(answers, expected):

@@ -1,0 +1,247 @@
+"""What goes wrong is told in one clear sentence, the same in Python, terminal and notebook.
+
+Nothing leaks by it: afterwards every GPU is free, and no process or request is left.
+"""
+
+from __future__ import annotations
+
+import http.server
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import psutil
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from jupyter_gpupool import Pool, PoolError, cli, embedded
+from jupyter_gpupool._find import configuration
+from jupyter_gpupool.controller.authority import Authority
+from tests.conftest import environment, wait_until
+
+# ------------------------------------------------------------------------------------------------ three faces
+
+
+@pytest.fixture
+def shell(session_folder):
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    shell.run_line_magic("load_ext", "jupyter_gpupool")
+    yield shell
+    shell.run_line_magic("unload_ext", "jupyter_gpupool")
+    InteractiveShell.clear_instance()
+
+
+@pytest.fixture(params=["Python", "terminal", "notebook"])
+def told(request, capsys):
+    """Do something in one of the faces that goes wrong; gives the sentence that a person reads."""
+    if request.param == "Python":
+        return in_python
+    if request.param == "terminal":
+        return lambda command, **what: in_terminal(capsys, command, **what)
+    shell = request.getfixturevalue("shell")
+    return lambda command, **what: in_notebook(shell, capsys, command, **what)
+
+
+def in_python(command, **what):
+    with pytest.raises(PoolError) as no, Pool() as pool:
+        pool.request(**what) if command == "request" else pool.status()
+    return str(no.value)
+
+
+def in_terminal(capsys, command, **what):
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        cli.main([command, *flags(what)])
+    said = capsys.readouterr()
+    assert (end.value.code, said.out) == (1, "")
+    return said.err.splitlines()[-1].removeprefix("jupyter gpupool: ")
+
+
+def in_notebook(shell, capsys, command, **what):
+    capsys.readouterr()
+    outcome = shell.run_cell(f"%gpupool {command} {shlex.join(flags(what))}")
+    assert isinstance(outcome.error_in_exec, PoolError)
+    said = capsys.readouterr()
+    shown = [line for line in (said.out + said.err).splitlines() if "GPUPool" in line]
+    assert len(shown) == 1
+    return shown[0].partition(": ")[2]
+
+
+def flags(what):
+    return [f"--{name.replace('_', '-')}={value}" for name, value in what.items()]
+
+
+# ----------------------------------------------------------------------------------------- what cannot be had
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        ({"gpus": 9}, "9 GPUs: there are at most 8"),
+        ({"gpus": 10**30}, "more than any pool has. Ask for fewer."),
+        ({"model": "V100-16GB"}, "No GPU of the pool is a V100-16GB. Its models are: H100-80GB."),
+        ({"project": "manhattan"}, "There is no project 'manhattan'. The projects are: default."),
+        (
+            {"gpus": 0},
+            "0 GPUs cannot be granted: a request is for more than none. Ask for 1 or more whole GPUs",
+        ),
+        (
+            {"gpus": -2},
+            "-2 GPUs cannot be granted: a request is for more than none. Ask for 1 or more whole GPUs",
+        ),
+        (
+            {"gpus": 1.5},
+            "more than one GPU comes in whole ones only. Ask for gpus=1 or gpus=2, or for a share",
+        ),
+        ({"gpus": "two"}, "'two' is not a number of GPUs. Give a number, such as 2 for whole GPUs or 0.5"),
+        ({"node": "node-9"}, "The pool has no node node-9. Its nodes are: node-1, node-2."),
+        ({"cpus": 100000}, "The largest has "),
+        ({"memory": "900TB"}, "The largest has "),
+        ({"time_limit": "soon"}, "'soon' is not a length of time. Give one with its unit, such as 2h or 30m"),
+        ({"time_limit": "90d"}, "2160 hours are more than the 168 allowed. Ask for at most 168 hours"),
+        ({"name": "two words"}, "'two words' cannot be the name of a lease. Use up to 63 letters"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)
+def test_a_request_that_can_never_be_granted_is_refused_with_what_can(pool, told, what, sentence):
+    said = told("request", **what)
+    assert sentence in said
+    assert "Traceback" not in said
+    assert pool.leases() == []
+    assert pool.status().gpus_free == 8
+
+
+def test_two_leases_of_one_name_are_refused(pool, told):
+    pool.request(gpus=1, name="sweep")
+    assert "sweep" in told("request", gpus=1, name="sweep")
+    assert len(pool.leases()) == 1
+
+
+def test_a_field_that_there_is_not_is_named_with_the_nearest(pool):
+    with pytest.raises(PoolError, match=r"There is no field 'gpu'. Did you mean gpus\?") as no:
+        pool.request(gpu=1)
+    assert no.value.field == "gpu"
+
+
+# ----------------------------------------------------------------------------------------------- no way to it
+
+
+def test_a_wrong_token(shared_pool, told, monkeypatch, tmp_path):
+    (tmp_path / "ca.pem").write_text(shared_pool.address.ca)
+    monkeypatch.setenv("GPUPOOL_URL", shared_pool.url)
+    monkeypatch.setenv("GPUPOOL_CA", str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("GPUPOOL_TOKEN", "gpupool_0123_wrong")
+    assert told("status") == (
+        f"The pool at {shared_pool.url} does not accept the token from $GPUPOOL_URL. "
+        "Ask its administrator for a line and run `jupyter gpupool login LINE`."
+    )
+
+
+def test_an_address_that_answers_with_something_else(told, monkeypatch, tmp_path):
+    authority = Authority(tmp_path)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet)
+    server.socket = authority.server_context().wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"https://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("GPUPOOL_URL", url)
+    monkeypatch.setenv("GPUPOOL_CA", authority.ca_pem)
+    try:
+        assert told("status") == (
+            f"Something else than a GPU pool answers at {url}. "
+            "Correct the address in $GPUPOOL_URL; `jupyter gpupool start` prints that of its pool."
+        )
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+def test_an_address_where_nobody_answers(told, monkeypatch):
+    monkeypatch.setenv("GPUPOOL_URL", "https://127.0.0.1:9")
+    assert told("status") == (
+        "No pool answers at https://127.0.0.1:9 ([Errno 111] Connection refused). "
+        "Start one with `jupyter gpupool start`, or correct the address in $GPUPOOL_URL."
+    )
+
+
+def test_a_broken_configuration_file(told, monkeypatch, tmp_path):
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path))
+    configuration().write_text("url: https://head-node:8790\ntoken: [\n")
+    said = told("status")
+    assert said.startswith(f"The configuration file {configuration()} is broken (line 3: ")
+    assert said.endswith("Correct it, or remove it and log in again with `jupyter gpupool login LINE`.")
+
+
+def test_a_port_in_use(capsys, own_folder):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as other:
+        said = in_terminal(capsys, "start", port=other.server_port, simulate="1x1")
+    assert said.endswith("is in use: end what uses it, or choose another with --port.")
+    assert embedded.processes() == {}
+
+
+# ------------------------------------------------------------------------------------------------ no free GPU
+
+
+def test_where_no_gpu_is_free_it_waits_with_reason_and_place_and_is_withdrawn(pool, told):
+    pool.request(gpus=8, time_limit="1h")
+    said = told("request", gpus=2, timeout=0.6)
+    assert "got nothing within 0.6 s and is withdrawn: " in said
+    assert "No room" in said
+    assert len(pool.leases()) == 1
+
+
+# ----------------------------------------------------------------------------------- what people leave behind
+
+
+def test_a_kernel_that_dies_leaves_a_lease_that_is_found_again(pool):
+    code = """
+        import os, signal
+        from jupyter_gpupool import Pool
+        lease = Pool().request(gpus=1, name="orphan")
+        assert lease.client().submit(sum, [1, 2]).result() == 3
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    assert subprocess.run(command, env=environment(), timeout=60, check=False).returncode == -signal.SIGKILL
+    lease = pool.lease("orphan")
+    assert lease.state == "active"
+    assert lease.client().submit(sum, [3, 4]).result(timeout=30) == 7
+    lease.release(wait=30)
+    assert pool.status().gpus_free == 8
+
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+
+
+def leave_a_child():
+    """Leave a process behind, in a session of its own, that does not mind SIGTERM."""
+    return subprocess.Popen([sys.executable, "-c", STUBBORN], start_new_session=True).pid
+
+
+def test_what_a_task_leaves_running_ends_with_its_lease_whatever_it_ignores(pool):
+    lease = pool.request(gpus=1)
+    child = lease.client().submit(leave_a_child).result(timeout=30)
+    wait_until(lambda: "SIG_IGN" in " ".join(psutil.Process(child).cmdline()))
+    lease.release(wait=60)
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    assert pool.status().gpus_free == 8
+
+
+def test_a_client_that_is_killed_while_it_waits_leaves_a_request_that_can_be_withdrawn(pool):
+    pool.request(gpus=8)
+    code = "from jupyter_gpupool import Pool; Pool().request(gpus=1, name='dead')"
+    waiting = subprocess.Popen([sys.executable, "-c", code], env=environment())
+    wait_until(lambda: "dead" in [lease.name for lease in pool.leases()])
+    os.kill(waiting.pid, signal.SIGKILL)
+    waiting.wait(10)
+    pool.lease("dead").release(wait=10)
+    assert [lease.name for lease in pool.leases()] != ["dead"]
