@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import pynvml
 import pytest
 
+from jupyter_gpupool.core import mig
 from jupyter_gpupool.core.model import Instance
 from jupyter_gpupool.driver import nvml, simulated
 from jupyter_gpupool.driver.nvml import Driver, DriverError
@@ -73,6 +75,17 @@ def test_places_are_those_that_nvidia_publishes(machine: simulated.Machine, driv
     }
 
 
+@pytest.mark.parametrize("device", PROFILES)
+def test_the_simulated_driver_and_the_built_in_tables_say_the_same(
+    machine: simulated.Machine, driver: Driver, device: str
+) -> None:
+    described = next(each for each in driver.devices("node-1") if each.uuid == machine.find(device))
+    table = mig.geometry_of(dataclasses.replace(described, profiles=()))
+    assert sorted(driver.profiles(described.uuid), key=lambda each: each.name) == sorted(
+        table.profiles if table else (), key=lambda each: each.name
+    )
+
+
 def test_an_instance_is_created_exactly_where_it_was_asked_for(
     machine: simulated.Machine, driver: Driver
 ) -> None:
@@ -83,6 +96,7 @@ def test_an_instance_is_created_exactly_where_it_was_asked_for(
     assert driver.instances(uuid) == (made,)
     device = next(each for each in driver.devices("node-1") if each.uuid == uuid)
     assert (device.mig, device.mig_managed, device.instances) == (True, True, (made,))
+    assert device.profiles == driver.profiles(uuid)
     driver.destroy_instance(uuid, made)
     assert driver.instances(uuid) == ()
     driver.destroy_instance(uuid, made)  # nothing there: nothing happens

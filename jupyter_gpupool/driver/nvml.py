@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pynvml
 
-from jupyter_gpupool.core.model import Device, Instance, NvmlEvent, Reading
+from jupyter_gpupool.core.model import Device, Instance, MigProfile, NvmlEvent, Reading
 from jupyter_gpupool.driver import links, partitions
 from jupyter_gpupool.driver.errors import OF_DEVICE, DriverError, name_of, optional, text
 from jupyter_gpupool.driver.events import Events
@@ -126,6 +126,8 @@ class Driver:
         self._handles: dict[str, Any] = {}
         self._pci: dict[str, str] = {}
         self._ends: dict[str, tuple[str, ...]] = {}
+        #: UUID -> what the device can be cut into
+        self._profiles: dict[str, tuple[partitions.Profile, ...]] = {}
         self._events = Events(pynvml)
 
     def open(self) -> None:
@@ -254,10 +256,9 @@ class Driver:
                 numa=-1 if numa is None else int(numa),
                 links=links.peers(self._ends.get(uuid, ()), others),
                 mig=mig,
-                mig_managed=mig and partitions.managed(pynvml, handle),
-                instances=tuple(each for each in partitions.instances(pynvml, handle) if each.uuid)
-                if mig
-                else (),
+                mig_managed=mig and partitions.managed(pynvml, handle, self._known_profiles(uuid)),
+                instances=tuple(each for each in self.instances(uuid) if each.uuid) if mig else (),
+                profiles=self.profiles(uuid) if mig else (),
             )
 
     # --------------------------------------------------------------------------------------------- readings
@@ -321,13 +322,19 @@ class Driver:
 
     # ------------------------------------------------------------------------------------------- MIG
 
-    def profiles(self, uuid: str) -> tuple[partitions.Profile, ...]:
+    def _known_profiles(self, uuid: str) -> tuple[partitions.Profile, ...]:
+        handle = self._handle(uuid)
+        found = self._profiles.get(uuid) or partitions.profiles(pynvml, handle)
+        self._profiles[uuid] = found
+        return found
+
+    def profiles(self, uuid: str) -> tuple[MigProfile, ...]:
         """The MIG profiles of a device and their legal places, as the driver says.
 
         Raises:
             DriverError: The device or the driver does not answer.
         """
-        return partitions.profiles(pynvml, self._handle(uuid))
+        return tuple(each.said for each in self._known_profiles(uuid))
 
     def instances(self, uuid: str) -> tuple[Instance, ...]:
         """All MIG instances on a device; one without a UUID is an orphan, half made or half destroyed.
@@ -336,7 +343,7 @@ class Driver:
             DriverError: The device or the driver does not answer.
         """
         with _calling(f"list the MIG instances of {uuid}"):
-            return partitions.instances(pynvml, self._handle(uuid))
+            return partitions.instances(pynvml, self._handle(uuid), self._known_profiles(uuid))
 
     def create_instance(self, uuid: str, wanted: Instance) -> Instance:
         """Create a MIG instance at exactly its place; returns it with its UUID.
@@ -344,7 +351,7 @@ class Driver:
         Raises:
             DriverError: It could not be created; nothing of it is left.
         """
-        return partitions.create(pynvml, self._handle(uuid), wanted)
+        return partitions.create(pynvml, self._handle(uuid), self._known_profiles(uuid), wanted)
 
     def destroy_instance(self, uuid: str, gone: Instance) -> None:
         """Destroy the MIG instance at a place, an orphan too; nothing happens where there is none.
@@ -352,7 +359,7 @@ class Driver:
         Raises:
             DriverError: It is in use, or this process may not.
         """
-        partitions.destroy(pynvml, self._handle(uuid), gone)
+        partitions.destroy(pynvml, self._handle(uuid), self._known_profiles(uuid), gone)
 
     # ------------------------------------------------------------------------------------------- NVML events
 

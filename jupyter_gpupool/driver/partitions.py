@@ -15,7 +15,7 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
-from jupyter_gpupool.core.model import MIB, Instance
+from jupyter_gpupool.core.model import MIB, Instance, MigProfile
 from jupyter_gpupool.driver.errors import DriverError, name_of, optional, text
 
 #: NVML's kinds of GPU instance profiles, and of compute instance profiles.
@@ -23,20 +23,12 @@ PROFILE_KINDS, COMPUTE_KINDS = range(0x12), range(0x9)
 MOST_PLACEMENTS, MOST_INSTANCES = 16, 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Profile:
-    """A kind of instance that a device can be cut into."""
+    """A kind of instance that a device can be cut into, with the number that the driver's calls take."""
 
-    name: str
-    #: The driver's number, which its calls take.
     id: int
-    #: Compute slices, and bytes.
-    slices: int
-    memory: int
-    #: Where in the memory slices it may be.
-    starts: tuple[int, ...]
-    #: Memory slices.
-    size: int
+    said: MigProfile
 
 
 def profiles(api: Any, handle: Any) -> tuple[Profile, ...]:
@@ -53,14 +45,15 @@ def _profile(api: Any, handle: Any, kind: int) -> Profile | None:
         return None
     if not places:
         return None
-    return Profile(
+    said = MigProfile(
         name=text(info.name).removeprefix("MIG ").strip(),
-        id=int(info.id),
-        slices=int(info.sliceCount),
-        memory=int(info.memorySizeMB) * MIB,
-        starts=tuple(sorted(start for start, _ in places)),
         size=places[0][1],
+        starts=tuple(sorted(start for start, _ in places)),
+        compute=int(info.sliceCount),
+        memory=int(info.memorySizeMB) * MIB,
+        most=int(info.instanceCount),
     )
+    return Profile(int(info.id), said)
 
 
 def _placements(api: Any, handle: Any, profile: int) -> list[tuple[int, int]]:
@@ -75,10 +68,10 @@ def enabled(api: Any, handle: Any) -> bool:
     return bool((optional(api.NVMLError, api.nvmlDeviceGetMigMode, handle) or (0, 0))[0])
 
 
-def managed(api: Any, handle: Any) -> bool:
+def managed(api: Any, handle: Any, known: tuple[Profile, ...]) -> bool:
     """May this process create and destroy instances? It may where it may list them."""
     try:
-        for profile in profiles(api, handle)[:1]:
+        for profile in known[:1]:
             _gpu_instances(api, handle, profile.id)
     except api.NVMLError:
         return False
@@ -114,7 +107,7 @@ def mig_devices(api: Any, handle: Any) -> dict[int, Any]:
     return found
 
 
-def instances(api: Any, handle: Any) -> tuple[Instance, ...]:
+def instances(api: Any, handle: Any, known: tuple[Profile, ...]) -> tuple[Instance, ...]:
     """All instances on a device by their place; orphans have no UUID.
 
     Where the process may not ask for places, those of the instances that it can see are worked out: an
@@ -123,7 +116,6 @@ def instances(api: Any, handle: Any) -> tuple[Instance, ...]:
     if not enabled(api, handle):
         return ()
     usable = mig_devices(api, handle)
-    known = profiles(api, handle)
     try:
         found = [
             _place(api, part, profile, usable) for profile in known for part in _parts(api, handle, profile)
@@ -149,31 +141,30 @@ def _place(api: Any, part: Any, profile: Profile, usable: dict[int, Any]) -> Ins
     info = api.nvmlGpuInstanceGetInfo(part)
     device = usable.get(int(info.id))
     return Instance(
-        profile=profile.name,
+        profile=profile.said.name,
         start=int(info.placement.start),
         size=int(info.placement.size),
         uuid=text(api.nvmlDeviceGetUUID(device)) if device is not None else "",
-        memory=profile.memory,
+        memory=profile.said.memory,
     )
 
 
 def _arranged(api: Any, known: tuple[Profile, ...], usable: dict[int, Any]) -> list[Instance]:
-    by_name = {profile.name: profile for profile in known}
+    by_name = {profile.said.name: profile for profile in known}
     named = [(_profile_name(api, device), text(api.nvmlDeviceGetUUID(device))) for device in usable.values()]
     wanted = [(by_name[name], uuid) for name, uuid in named if name in by_name]
-    wanted.sort(key=lambda each: (-each[0].size, len(each[0].starts), each[1]))
+    wanted.sort(key=lambda each: (-each[0].said.size, len(each[0].said.starts), each[1]))
     taken: set[int] = set()
     return [found for profile, uuid in wanted if (found := _fit(profile, uuid, taken)) is not None]
 
 
 def _fit(profile: Profile, uuid: str, taken: set[int]) -> Instance | None:
-    for start in reversed(profile.starts):
-        slots = set(range(start, start + profile.size))
+    said = profile.said
+    for start in reversed(said.starts):
+        slots = set(range(start, start + said.size))
         if not slots & taken:
             taken |= slots
-            return Instance(
-                profile=profile.name, start=start, size=profile.size, uuid=uuid, memory=profile.memory
-            )
+            return Instance(profile=said.name, start=start, size=said.size, uuid=uuid, memory=said.memory)
     return None
 
 
@@ -183,17 +174,17 @@ def _profile_name(api: Any, device: Any) -> str:
     return name.partition("c.")[2] if "c." in name else name
 
 
-def create(api: Any, handle: Any, wanted: Instance) -> Instance:
+def create(api: Any, handle: Any, known: tuple[Profile, ...], wanted: Instance) -> Instance:
     """Create an instance at exactly its place, and return it with its UUID.
 
     Raises:
         DriverError: It could not be created, or the driver does not list it; nothing of it is left then.
     """
-    profile = next((each for each in profiles(api, handle) if each.name == wanted.profile), None)
+    profile = next((each for each in known if each.said.name == wanted.profile), None)
     if profile is None:
         raise DriverError("NOT_SUPPORTED", f"create a {wanted.profile}: the device has no such profile")
     doing = f"create a {wanted.profile} at {wanted.start}"
-    place = api.c_nvmlGpuInstancePlacement_t(wanted.start, profile.size)
+    place = api.c_nvmlGpuInstancePlacement_t(wanted.start, profile.said.size)
     try:
         part = api.nvmlDeviceCreateGpuInstanceWithPlacement(handle, profile.id, api.byref(place))
     except api.NVMLError as error:
@@ -212,16 +203,16 @@ def _create_compute(api: Any, part: Any, profile: Profile) -> None:
             info = api.nvmlGpuInstanceGetComputeInstanceProfileInfo(part, kind, 0)
         except api.NVMLError:
             continue
-        if int(info.sliceCount) == profile.slices:
+        if int(info.sliceCount) == profile.said.compute:
             api.nvmlGpuInstanceCreateComputeInstance(part, info.id)
             return
-    raise DriverError("NOT_SUPPORTED", f"create the compute instance of a {profile.name}")
+    raise DriverError("NOT_SUPPORTED", f"create the compute instance of a {profile.said.name}")
 
 
 def _verified(api: Any, handle: Any, part: Any, profile: Profile) -> Instance:
     found = _place(api, part, profile, mig_devices(api, handle))
     if not found.uuid:
-        raise DriverError("NOT_FOUND", f"list the {profile.name} that was just created")
+        raise DriverError("NOT_FOUND", f"list the {profile.said.name} that was just created")
     return found
 
 
@@ -233,7 +224,7 @@ def _undo(api: Any, part: Any) -> None:
         api.nvmlGpuInstanceDestroy(part)
 
 
-def destroy(api: Any, handle: Any, gone: Instance) -> None:
+def destroy(api: Any, handle: Any, known: tuple[Profile, ...], gone: Instance) -> None:
     """Destroy the instance at a place, with its compute instances; nothing happens where there is none.
 
     Raises:
@@ -241,7 +232,7 @@ def destroy(api: Any, handle: Any, gone: Instance) -> None:
     """
     doing = f"destroy the {gone.profile} at {gone.start}"
     try:
-        for profile in profiles(api, handle):
+        for profile in known:
             for part in _parts(api, handle, profile):
                 found = _place(api, part, profile, {})
                 if (found.start, found.size) == (gone.start, gone.size):
