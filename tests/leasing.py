@@ -51,13 +51,15 @@ class Node:
         self._queue: queue.Queue[dict] = queue.Queue()
         self._untaken: list[dict] = []
         self._options = options
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._loop: asyncio.AbstractEventLoop
+        self._thread: threading.Thread
         self.leases: Leases
 
     # --------------------------------------------------------------------------------------------------- life
 
     def start(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         return self.run(self._start())
 
@@ -114,6 +116,18 @@ class Node:
                     [each["text"][-2000:] for each in self.leases.logs(report["lease"])],
                 )
             self._untaken.append(self._queue.get(timeout=max(0.01, deadline - time.monotonic())))
+
+    def wait_failed(self, kind: str, **fields: object) -> dict:
+        """Wait for the report of a failure, which is what the test is about."""
+        deadline = time.monotonic() + LONGEST
+        while time.monotonic() < deadline:
+            with contextlib.suppress(queue.Empty):
+                self._untaken.append(self._queue.get(timeout=0.05))
+            for report in list(self._untaken):
+                if report["report"] == kind and fields.items() <= report.items():
+                    self._untaken.remove(report)
+                    return report
+        raise AssertionError(f"no {kind} of {fields}")
 
     def heard(self, kind: str) -> list[dict]:
         return [report for report in self.reports if report["report"] == kind]

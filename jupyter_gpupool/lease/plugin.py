@@ -106,10 +106,8 @@ class LeasePlugin(SchedulerPlugin):
 
     async def before_close(self) -> None:
         """Hook: the scheduler ends."""
-        self.idle.stop()
-        for task in list(self._tasks):
-            if task is not asyncio.current_task():
-                self._tasks.discard(task)
+        if self._scheduler is not None:  # it has started
+            self.idle.stop()
 
     # --------------------------------------------------------------------------- what the lease's workers say
 

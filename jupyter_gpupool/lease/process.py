@@ -44,6 +44,7 @@ def enter(mark: str, log: str, environ: dict[str, str]) -> None:
         environ: Variables for it and for what it starts.
     """
     _write_to(log)
+    _say_when()
     with contextlib.suppress(PermissionError):  # it leads one already
         os.setsid()
     os.environ.update(environ)
@@ -60,6 +61,17 @@ def _write_to(log: str) -> None:
     for standard in (1, 2):
         os.dup2(descriptor, standard)
     os.close(descriptor)
+
+
+def _say_when() -> None:
+    """Let the pool's own words stand in the log as Dask's do."""
+    own = logging.getLogger("jupyter_gpupool")
+    if not own.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s - %(name)s - %(levelname)s - %(message)s"))
+        own.addHandler(handler)
+        own.setLevel(logging.INFO)
+        own.propagate = False
 
 
 def _overwrite(mark: str) -> bool:

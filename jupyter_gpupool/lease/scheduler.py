@@ -7,6 +7,7 @@ agent of its node over one socket and outlives that agent.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import ipaddress
 import logging
@@ -128,13 +129,14 @@ async def _start(spec: dict[str, Any], plugin: LeasePlugin) -> LeaseScheduler:
     shown = not ipaddress.ip_address(host).is_loopback
     tls = dashboard_context(spec["credentials"], spec["directory"]) if shown and spec["credentials"] else None
     for attempt in range(_TRIES):
+        first, second = free_ports(host, spec["ports"], 2)
         scheduler = LeaseScheduler(
             secret=spec["secret"],
             dashboard_tls=tls,
             host=host,
-            port=free_port(host, spec["ports"]),
+            port=first,
             protocol=options.get("protocol") or ("tls" if spec["credentials"] else "tcp"),
-            dashboard_address=f"{host}:{free_port(host, spec['ports'])}",
+            dashboard_address=f"{host}:{second}",
             dashboard=True,
             http_prefix=options.get("dashboard_prefix", "/"),
             security=keys,
@@ -143,8 +145,9 @@ async def _start(spec: dict[str, Any], plugin: LeasePlugin) -> LeaseScheduler:
         )
         try:
             await scheduler
-        except OSError:
-            if attempt == _TRIES - 1 or not spec["ports"]:
+        except RuntimeError as error:
+            # Somebody else was quicker to take the port.
+            if attempt == _TRIES - 1 or not spec["ports"] or not isinstance(error.__cause__, OSError):
                 raise
         else:
             scheme = "https" if tls else "http"
@@ -153,32 +156,34 @@ async def _start(spec: dict[str, Any], plugin: LeasePlugin) -> LeaseScheduler:
     raise AssertionError("unreachable")
 
 
-def free_port(host: str, ports: list[int] | None) -> int:
-    """Choose a port that is free now, from a range where there is one; 0 lets the system choose.
+def free_ports(host: str, ports: list[int] | None, count: int) -> list[int]:
+    """Choose ports that are free now, from a range where there is one; 0 lets the system choose.
 
     Args:
         host: The address to listen on.
         ports: First and last port of the range, or None.
+        count: How many.
 
     Raises:
-        OSError: All ports of the range are taken.
+        OSError: Too few ports of the range are free.
     """
     if not ports:
-        return 0
+        return [0] * count
     first, last = ports
-    count = last - first + 1
+    found: list[int] = []
+    size = last - first + 1
     # Schedulers that start at the same time begin their search at different places.
-    for step in range(count):
-        port = first + (os.getpid() + step) % count
+    for step in range(size):
+        port = first + (os.getpid() + step) % size
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
+            with contextlib.suppress(OSError):
                 probe.bind((host, port))
-            except OSError:
-                continue
-            return port
+                found.append(port)
+        if len(found) == count:
+            return found
     raise OSError(
-        f"no port between {first} and {last} is free on {host}; give the pool a wider range of ports"
+        f"too few ports from {first} to {last} are free on {host}; give the pool a wider range of ports"
     )
 
 

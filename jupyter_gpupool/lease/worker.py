@@ -20,7 +20,7 @@ from distributed.comm import CommClosedError
 from distributed.core import clean_exception
 from distributed.worker_state_machine import ExecuteFailureEvent, RescheduleEvent
 
-from jupyter_gpupool.core.faults import SUSPECT, classify_error, is_hardware, needs_restart
+from jupyter_gpupool.core.faults import SUSPECT, classify_error, is_hardware, needs_restart, runs_again
 from jupyter_gpupool.core.model import Verdict
 from jupyter_gpupool.lease import process
 from jupyter_gpupool.lease.link import ask, tell
@@ -99,7 +99,10 @@ class LeaseWorker(Worker):
         return answer
 
     async def _judge(self, error: BaseException, key: Any) -> bool:
-        """Say whether an error is the GPU's; the worker is out when the answer is yes."""
+        """Say whether an error is the GPU's, so that its task runs again.
+
+        The worker is out of the lease then where the GPU has failed, and else is started anew on it.
+        """
         fault = classify_error(error)
         if fault not in SUSPECT:
             return False
@@ -110,11 +113,13 @@ class LeaseWorker(Worker):
         if is_hardware(fault, verdict):
             await self._leave(answer.get("sentence", ""))
             return True
+        again = runs_again(fault, hardware=bool(answer.get("hardware")))
         if needs_restart(fault) and not self._leaving:
             self._shut_door()
             why = f"its CUDA context is spoilt ({fault})"
-            self._ongoing_background_tasks.call_soon(self._start_anew, why, key)
-        return False
+            # A task that runs again has no error that the scheduler must hear of first.
+            self._ongoing_background_tasks.call_soon(self._start_anew, why, None if again else key)
+        return again
 
     async def restart_anew(self, why: str) -> None:
         """Start this process anew because its node says so, though perhaps no task has failed.

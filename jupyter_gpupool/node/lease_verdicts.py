@@ -54,17 +54,21 @@ class Verdicts:
             error: What the worker saw.
 
         Returns:
-            verdict and sentence; "fine" where the agent did not judge in time.
+            verdict and sentence; "fine" where the agent did not judge in time. `hardware`: whether the driver
+            has announced a hardware error in the same moment.
         """
         device = entry.slice.get("device", "")
         last = self._last.get(device)
         if last is None or last["verdict"] not in _CERTAIN:
-            answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(device, set()).add(answer)
+            heard: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(device, set()).add(heard)
             suspicion = {"lease": entry.lease, "slice": entry.key, "device": device, "error": error}
             self._report({"report": "suspect", **suspicion})
             with contextlib.suppress(TimeoutError):
-                last = await asyncio.wait_for(answer, PATIENCE)
-            self._waiting.get(device, set()).discard(answer)
-        verdict = Verdict.FINE if last is None else last["verdict"]
-        return {"verdict": verdict, "sentence": "" if last is None else last.get("sentence", "")}
+                last = await asyncio.wait_for(heard, PATIENCE)
+            self._waiting.get(device, set()).discard(heard)
+            if not heard.done() or heard.cancelled():
+                last = {**(last or {}), "hardware": False}  # of an older suspicion
+        last = last or {}
+        answer = {"verdict": last.get("verdict", Verdict.FINE), "sentence": last.get("sentence", "")}
+        return {**answer, "hardware": bool(last.get("hardware"))}

@@ -1,0 +1,471 @@
+"""What an agent does for its leases: orders that come twice, failures that are reported, agents that die."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from jupyter_gpupool.core.model import encode
+from jupyter_gpupool.node import guard
+from jupyter_gpupool.node.lease_claims import read_claim
+from jupyter_gpupool.node.lease_logs import KEPT, KeptLogs, read_tail
+from jupyter_gpupool.node.lease_specs import address_of
+from jupyter_gpupool.node.lease_table import Entry, Table, safe_name
+from tests.leasing import LONGEST, Lease, Node
+
+# ------------------------------------------------------------------------------------------ without processes
+
+SCHEDULER, WORKER = Entry("a", "a", "me"), Entry("a/0", "a", "me", {"id": "a/0"})
+
+
+@pytest.mark.parametrize(
+    ("entry", "said", "report"),
+    [
+        pytest.param(
+            SCHEDULER,
+            {"report": "drained", "slice": "a/1", "forced": ["x"], "lost": []},
+            {"report": "slice_drained", "slice": "a/1", "forced": ["x"], "lost": [], "lease": "a"},
+            id="a scheduler speaks of its own slices",
+        ),
+        pytest.param(SCHEDULER, {"report": "drained", "slice": "b/1"}, None, id="and of no other lease's"),
+        pytest.param(SCHEDULER, {"report": "drained", "slice": ["a/1"]}, None, id="in the right types"),
+        pytest.param(
+            WORKER, {"report": "drained", "slice": "a/0"}, None, id="a worker does not drain itself"
+        ),
+        pytest.param(WORKER, {"report": "idle", "since": 5}, None, id="nor says that the lease is idle"),
+        pytest.param(
+            SCHEDULER,
+            {"report": "idle", "since": "5"},
+            {"report": "lease_idle", "since": 5, "lease": "a"},
+            id="idle",
+        ),
+        pytest.param(SCHEDULER, {"report": "idle", "since": "long"}, None, id="idle since nobody knows when"),
+        pytest.param(
+            WORKER,
+            {"report": "first_task", "slice": "b/7"},
+            {"report": "first_task", "slice": "a/0", "lease": "a"},
+            id="a worker speaks of its own slice, whatever it says",
+        ),
+        pytest.param(
+            SCHEDULER, {"report": "slice_freed", "slice": "a/0"}, None, id="only the agent says free"
+        ),
+        pytest.param(SCHEDULER, {"report": ["drained"]}, None, id="what is no report is none"),
+    ],
+)
+def test_what_a_lease_says_is_a_claim(entry, said, report):
+    assert read_claim(entry, said) == report
+
+
+def test_claims_are_of_a_bounded_length():
+    report = read_claim(SCHEDULER, {"report": "drained", "slice": "a/1", "forced": ["x" * 10_000] * 10_000})
+    assert len(json.dumps(report)) < 400_000
+
+
+def test_no_two_ids_share_a_path():
+    ids = ["a", "a/0", "a_0", "a/1", "A", "../a", "a" * 300, "a" * 299 + "b", "ä"]
+    names = [safe_name(each) for each in ids]
+    assert len(set(names)) == len(ids)
+    assert all("/" not in name and len(name) <= 40 and not name.startswith(".") for name in names)
+
+
+def test_the_table_outlives_its_agent_and_is_its_owner_s_alone(tmp_path):
+    table = Table(tmp_path / "leases.json", str(tmp_path))
+    table.entries["a/0"] = Entry("a/0", "a", "me", {"id": "a/0"}, "running", 12, 34)
+    table.save()
+    again = Table(tmp_path / "leases.json", str(tmp_path))
+    assert (again.entries, again.agent, again.run) == (table.entries, table.agent, table.run)
+    assert (tmp_path / "leases.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"boot": "another", "agent": "x", "entries": [{"key": 1}]}']
+)
+def test_a_table_that_is_broken_or_of_another_boot_is_empty(tmp_path, text):
+    (tmp_path / "leases.json").write_text(text)
+    assert Table(tmp_path / "leases.json", str(tmp_path)).entries == {}
+
+
+def test_a_log_is_read_only_where_it_is_a_plain_file_of_its_user(tmp_path):
+    secret, link, pipe = tmp_path / "secret", tmp_path / "link", tmp_path / "pipe"
+    secret.write_text("of another")
+    link.symlink_to(secret)
+    os.mkfifo(pipe)
+    assert read_tail(secret, os.geteuid()) == "of another"
+    assert read_tail(secret, os.geteuid(), 7) == "another"
+    assert [read_tail(each, os.geteuid()) for each in (link, pipe, tmp_path, tmp_path / "none")] == [""] * 4
+
+
+def test_logs_are_kept_of_the_last_leases(tmp_path):
+    kept = KeptLogs(tmp_path / "logs")
+    for number in range(KEPT + 3):
+        kept.keep(f"lease{number}", [{"name": "scheduler", "text": f"{number}"}])
+        os.utime(tmp_path / "logs" / f"lease{number}", (number, number))
+    assert kept.read("lease0") == []
+    assert kept.read(f"lease{KEPT + 2}") == [{"name": "scheduler", "text": f"{KEPT + 2}"}]
+
+
+def test_an_interface_that_does_not_exist_is_named_with_those_that_do():
+    assert (address_of("127.0.0.1"), address_of("lo")) == ("127.0.0.1", "127.0.0.1")
+    with pytest.raises(ValueError, match=r"no network interface eth77 .* there are .*lo"):
+        address_of("eth77")
+
+
+# --------------------------------------------------------------------------------------------- with processes
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    node = Node(tmp_path_factory.mktemp("node"))
+    node.start()
+    yield node
+    node.stop()
+
+
+@contextmanager
+def running(node, name, **options):
+    lease = Lease(node, name, **options)
+    try:
+        yield lease
+    finally:
+        lease.end()
+        assert not lease.processes()
+
+
+def test_an_order_that_comes_twice_is_carried_out_once_and_answered_twice(node):
+    with running(node, "twice") as lease:
+        before = lease.processes()
+        part = lease.parts[0]
+        node.obey("start_scheduler", lease="twice", user="me", credentials=lease.keys, secret="", options={})
+        assert node.wait("scheduler_started", lease="twice")["address"] == lease.address
+        order = {"slice": encode(part), "user": "me", "address": lease.address, "credentials": lease.keys}
+        node.obey("start_worker", lease="twice", options={}, **order)
+        node.wait("slice_started", slice=part.id)
+        assert lease.processes() == before
+        for _ in range(2):
+            node.obey("stop_slice", lease="twice", slice=part.id)
+        node.wait("slice_freed", slice=part.id)
+        node.obey("stop_slice", lease="twice", slice=part.id)
+        node.wait("slice_freed", slice=part.id)
+
+
+def test_an_unknown_order_is_refused_and_names_those_there_are(node):
+    with pytest.raises(ValueError, match="'format_disk' is no order; there are start_scheduler"):
+        node.obey("format_disk")
+
+
+def test_a_worker_sees_its_slice_and_nothing_else(node):
+    with running(node, "sees") as lease, lease.client() as client:
+        [facts] = client.run(see).values()
+        [info] = client.scheduler_info()["workers"].values()
+    assert facts["visible"] == lease.parts[0].device
+    assert facts["slice"] == lease.parts[0].id
+    assert facts["device_limit"] == lease.parts[0].vram * 8 // 10
+    assert facts["nvml"] is False
+    assert facts["listens"] <= {"127.0.0.1"}
+    assert (info["name"], info["nthreads"]) == (lease.parts[0].id, 1)
+    assert info["memory_limit"] == lease.parts[0].memory
+
+
+def see(dask_worker):
+    import dask
+    import psutil
+
+    return {
+        "visible": os.environ["CUDA_VISIBLE_DEVICES"],
+        "slice": os.environ["GPUPOOL_SLICE"],
+        "device_limit": dask_worker.data.device_buffer.n,
+        "nvml": dask.config.get("distributed.diagnostics.nvml"),
+        "listens": {each.laddr.ip for each in psutil.Process().net_connections() if each.status == "LISTEN"},
+    }
+
+
+def test_a_lease_admits_only_its_own_credentials(node):
+    from distributed import Client
+
+    from jupyter_gpupool.lease.settings import security
+    from tests.leasing import credentials
+
+    with (
+        running(node, "admits", workers=0) as lease,
+        pytest.raises(OSError, match=r"Timed out|certificate|connect"),
+    ):
+        Client(lease.address, security=security(credentials()), timeout=2)
+
+
+def leave_children():
+    """Start a program and a daemon that both ignore SIGTERM, as careless libraries do."""
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            os.write(writer, f"{os.getpid()}\n".encode())
+            time.sleep(600)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pids:
+        return child.pid, int(pids.readline())
+
+
+def test_children_that_ignore_sigterm_end_with_the_lease_and_before_its_slice_is_free(node):
+    with running(node, "children") as lease:
+        with lease.client() as client:
+            child, daemon = client.submit(leave_children).result(timeout=LONGEST)
+        assert {child, daemon} <= lease.processes()
+        assert {node.leases.owner(child), node.leases.owner(daemon)} == {lease.parts[0].id}
+        node.obey("stop_slice", lease="children", slice=lease.parts[0].id)
+        node.wait("slice_freed", slice=lease.parts[0].id)
+        assert not guard.started_at(child)
+        assert not guard.started_at(daemon)
+
+
+def test_a_slice_is_not_free_while_the_driver_lists_its_worker(node):
+    with running(node, "listed") as lease, lease.client() as client:
+        [pid] = client.run(os.getpid).values()
+        listed = node.run(node._device_pids(lease.parts[0].device))
+        assert pid in listed
+        real, node.leases._processes._device_pids = node.leases._processes._device_pids, lambda _: {pid}
+        try:
+            node.obey("stop_slice", lease="listed", slice=lease.parts[0].id)
+            time.sleep(1.5)
+            assert not [each for each in node.heard("slice_freed") if each["slice"] == lease.parts[0].id]
+        finally:
+            node.leases._processes._device_pids = real
+        node.wait("slice_freed", slice=lease.parts[0].id)
+
+
+def test_a_killed_worker_is_there_again_on_the_same_gpu(node):
+    with running(node, "killed") as lease, lease.client() as client:
+        [pid] = client.run(os.getpid).values()
+        os.kill(pid, signal.SIGKILL)
+        again = client.submit(os.getpid, pure=False).result(timeout=LONGEST)
+        assert again != pid
+        visible = client.submit(lambda: os.environ["CUDA_VISIBLE_DEVICES"]).result(timeout=LONGEST)
+        assert visible == lease.parts[0].device
+
+
+def test_a_start_that_fails_says_why_in_its_report_and_in_the_logs(node):
+    with running(node, "fails", workers=0) as lease:
+        lease.options["rmm_pool_size"] = "1GB"  # there is no rmm here
+        part = lease.add(wait=False)
+        failed = node.wait_failed("slice_failed", slice=part.id)
+        assert "rmm" in failed["why"]
+        [text] = [each["text"] for each in node.leases.logs("fails") if each["name"] == "worker-0"]
+        assert "RMM pool requested but module 'rmm' is not available" in text
+    assert any("RMM pool requested" in each["text"] for each in node.leases.logs("fails")), (
+        "kept after the end"
+    )
+
+
+def test_a_host_that_dies_is_a_slice_that_has_failed(node):
+    with running(node, "dies") as lease:
+        pid = node.leases._table.entries[lease.parts[0].id].pid
+        os.kill(pid, signal.SIGKILL)
+        failed = node.wait_failed("slice_failed", slice=lease.parts[0].id)
+        assert "its process ended with status -9" in failed["why"]
+
+
+def test_a_scheduler_that_dies_is_reported_and_can_be_started_anew(node):
+    with running(node, "anew", workers=0) as lease:
+        os.kill(node.leases._table.entries["anew"].pid, signal.SIGKILL)
+        node.wait_failed("scheduler_failed", lease="anew")
+        keys = {"credentials": lease.keys, "secret": "", "options": {}}
+        node.obey("start_scheduler", lease="anew", user="me", **keys)
+        assert node.wait("scheduler_started", lease="anew")["address"] != lease.address
+
+
+def test_a_scheduler_that_hangs_holds_no_drain_up(node, monkeypatch):
+    monkeypatch.setattr("jupyter_gpupool.node.leases._SILENCE", 0.5)
+    with running(node, "hangs") as lease:
+        pid = node.leases._table.entries["hangs"].pid
+        os.kill(pid, signal.SIGSTOP)
+        assert lease.drain(0, "now")["lost"] == []
+
+
+def test_draining_a_lease_that_is_gone_is_done_at_once(node):
+    node.obey("drain", lease="gone", slice="gone/0", mode="finish", deadline_in=60_000, why="a test")
+    assert node.wait("slice_drained", slice="gone/0")["forced"] == []
+
+
+def test_what_a_lease_has_written_is_its_owner_s_alone_and_gone_after_it(node):
+    with running(node, "writes") as lease, lease.client() as client:
+        [folder] = client.run(lambda dask_worker: dask_worker.local_directory).values()
+        mine = node.leases._table.folder("writes")
+        assert Path(folder).is_relative_to(mine)
+        assert mine.stat().st_mode & 0o777 == 0o700
+        assert node.leases._table.socket("writes").stat().st_mode & 0o777 == 0o600
+        secrets = [lease.keys["key"], lease.secret]
+        for pid in lease.processes():
+            for name in ("cmdline", "environ"):
+                text = Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+                assert not any(secret in text for secret in secrets), (pid, name)
+    node.wait("lease_freed", lease="writes")
+    node.wait("slice_freed", slice=lease.parts[0].id)
+    assert not mine.exists()
+    assert not node.leases._table.socket("writes").exists()
+
+
+def test_nonsense_on_a_lease_s_socket_harms_nobody(node):
+    with running(node, "nonsense", workers=0) as lease:
+        for line in (
+            b"\xff\xfe\n",
+            b"[]\n",
+            b'{"report": 7}\n',
+            b'{"report": "drained", "slice": 3}\n',
+            b"x" * 2**21,
+        ):
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(str(node.leases._table.socket("nonsense")))
+                try:
+                    connection.sendall(line)
+                except OSError:
+                    continue  # it has hung up
+        lease.add()
+
+
+def test_leases_stay_in_their_range_of_ports(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        first = min(probe.getsockname()[1], 65_000)
+    node = Node(tmp_path, ports=(first, first + 40))
+    node.start()
+    try:
+        with running(node, "ports") as lease, lease.client() as client:
+            [worker] = client.scheduler_info()["workers"].values()
+            [address] = client.run(lambda dask_worker: dask_worker.address).values()
+            urls = [lease.address, lease.dashboard, worker["nanny"], address]
+            assert {first <= int(url.rpartition(":")[2]) <= first + 40 for url in urls} == {True}
+    finally:
+        node.stop()
+
+
+# -------------------------------------------------------------------------------------------- agents that die
+
+
+def test_a_killed_agent_s_leases_work_on_and_the_next_one_adopts_them(tmp_path):
+    node = Node(tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.leasing", str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as agent:
+        first = Line(agent)
+        lease = Lease(first, "adopted")
+        client = lease.client()
+        future = client.submit(slow_square, 7)
+        orphan = first.tell_of_a_start_that_nobody_finished(lease)
+        agent.send_signal(signal.SIGKILL)
+        agent.wait(LONGEST)
+    before = set(lease_processes(tmp_path))
+    assert future.result(timeout=LONGEST) == 49, "it works on without an agent"
+    [worker] = client.run(os.getpid).values()
+    os.kill(worker, signal.SIGKILL)
+    assert client.submit(slow_square, 3, 0).result(timeout=LONGEST) == 9, (
+        "its worker is started anew without an agent"
+    )
+    try:
+        slices, leases = node.start()
+        assert (slices, leases) == ((lease.parts[0].id,), ("adopted",))
+        assert node.wait("scheduler_started", lease="adopted")["address"] == lease.address
+        node.wait("slice_started", slice=lease.parts[0].id)
+        lease.node = node
+        lease.add(1)
+        assert lease.drain(0, "finish", 10_000)["forced"] == []
+        assert client.submit(slow_square, 4, 0).result(timeout=LONGEST) == 16
+        client.close()
+        lease.end()
+        assert orphan.wait(LONGEST) == -signal.SIGTERM, "what belongs to no entry is ended"
+        assert not any(guard.started_at(pid) for pid in before)
+    finally:
+        node.stop()
+    assert not Path(node.leases._table.run).exists()
+
+
+def test_an_agent_that_closes_properly_leaves_its_leases_to_the_next_one_too(tmp_path):
+    first = Node(tmp_path)
+    first.start()
+    lease = Lease(first, "kept")
+    first.stop(keep=True)
+    second = Node(tmp_path)
+    try:
+        assert second.start() == ((lease.parts[0].id,), ("kept",))
+        lease.node = second
+        lease.end()
+    finally:
+        second.stop()
+
+
+def test_what_died_while_there_was_no_agent_is_not_adopted(tmp_path):
+    first = Node(tmp_path)
+    first.start()
+    lease = Lease(first, "died")
+    host = first.leases._table.entries[lease.parts[0].id].pid
+    first.stop(keep=True)
+    os.kill(host, signal.SIGKILL)
+    deadline = time.monotonic() + LONGEST
+    while guard.started_at(host) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    second = Node(tmp_path)
+    try:
+        assert second.start() == ((), ("died",))
+        lease.node = second
+        lease.end()
+        second.wait("slice_freed", slice=lease.parts[0].id)
+    finally:
+        second.stop()
+
+
+def slow_square(x, seconds=1.0):
+    time.sleep(seconds)
+    return x * x
+
+
+def lease_processes(folder):
+    agent = json.loads((folder / "node-1" / "leases.json").read_text())["agent"]
+    found = guard.marked(f"{agent}:", guard.look())
+    return [pid for members in found.values() for pid, _ in members]
+
+
+class Line(Node):
+    """A node under test in a process of its own, by lines."""
+
+    def __init__(self, agent):
+        self._agent, self._untaken, self.name = agent, [], "node-1"
+        self.adopted = json.loads(agent.stdout.readline())
+        folder = Path(agent.args[-1])
+        super().__init__(folder)
+        self._untaken = []
+
+    def obey(self, name, **order):
+        self._agent.stdin.write(json.dumps({"order": name, **order}) + "\n")
+        self._agent.stdin.flush()
+
+    def wait(self, kind, **fields):
+        while True:
+            for report in list(self._untaken):
+                if report["report"] == kind and fields.items() <= report.items():
+                    self._untaken.remove(report)
+                    return report
+            self._untaken.append(json.loads(self._agent.stdout.readline()))
+
+    def tell_of_a_start_that_nobody_finished(self, lease):
+        """Leave a process with a mark of this agent's that is in no entry of its table."""
+        data = json.loads((self.folder / "node-1" / "leases.json").read_text())
+        mark = f"{data['agent']}:lost/7".ljust(guard.WIDTH, ".")
+        return subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(600)"],
+            env={**os.environ, guard.MARK: mark},
+            start_new_session=True,
+        )
