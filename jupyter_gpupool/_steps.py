@@ -182,7 +182,7 @@ def logs(lease: str) -> Steps[dict[str, str]]:
 
 
 def leases(*, everybody: bool, ended: bool) -> Steps[list[LeaseData]]:
-    """Read one's own leases, or everybody's as far as one may see them; with `ended` those that are over too."""
+    """Read one's own leases, or everybody's as far as one may see them; with `ended` those that are over."""
     answer = yield get("/v1/leases", "leases", **({"all": "true"} if everybody else {}))
     return [each for each in answer["leases"] if ended or each["state"] != LeaseState.ENDED]
 

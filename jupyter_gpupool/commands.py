@@ -38,6 +38,8 @@ class Argument:
     options: dict[str, Any] = field(default_factory=dict)
     #: Whether it is a field of the request.
     asks: bool = False
+    #: What its value is the name of, for completion: "lease", "project", "model", "node", "target".
+    values: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +144,7 @@ def _pair(text: str) -> tuple[str, Any]:
 def _asks(flags: str, help: str, metavar: str = "", **options: Any) -> Argument:  # noqa: A002 - argparse's word
     flag, *more = flags.split()
     name = options.pop("name", flag.lstrip("-").replace("-", "_"))
+    values = options.pop("values", "")
     if not metavar and "action" not in options:
         options["action"] = "store_true"
     return Argument(
@@ -151,6 +154,7 @@ def _asks(flags: str, help: str, metavar: str = "", **options: Any) -> Argument:
         metavar=metavar,
         options={"default": None, **options},
         asks=True,
+        values=values,
     )
 
 
@@ -164,13 +168,15 @@ REQUEST: tuple[Argument, ...] = (
     _asks("--isolated", "a share that is a MIG instance, whatever its profile"),
     _asks("--time -t --time-limit", "how long at most: 30m, 2h, 1d", "TIME", name="time_limit"),
     _asks("--name -n", "a name among your leases", "NAME"),
-    _asks("--project -p", "the project that pays", "PROJECT"),
-    _asks("--model -m", 'only GPUs of this model: "H100-80GB"', "MODEL"),
+    _asks("--project -p", "the project that pays", "PROJECT", values="project"),
+    _asks("--model -m", 'only GPUs of this model: "H100-80GB"', "MODEL", values="model"),
     _asks("--min-vram", 'only GPUs with so much memory each: "40GB"', "SIZE"),
     _asks("--same-node", "all on one node"),
     _asks("--nvlink", "all linked to each other"),
-    _asks("--node", "on this node only", "NODE"),
-    _asks("--exclude", "not on this node or device (may be repeated)", "NAME", action="append"),
+    _asks("--node", "on this node only", "NODE", values="node"),
+    _asks(
+        "--exclude", "not on this node or device (may be repeated)", "NAME", action="append", values="target"
+    ),
     _asks("--idle-timeout", 'give back after so long without work; "never" to keep it', "TIME"),
     _asks("--interactive", "within the quota it is never taken back", action="store_true"),
     _asks("--preemptible", "it may be taken back for others", action="store_true"),
@@ -231,6 +237,7 @@ _LEASE = Argument(
     help="a lease, by name or id (not needed if you have only one)",
     metavar="LEASE",
     options={"nargs": "?"},
+    values="lease",
 )
 _LEASES = Argument(
     flags=("lease",),
@@ -238,6 +245,7 @@ _LEASES = Argument(
     help="leases, by name or id (not needed if you have only one)",
     metavar="LEASE",
     options={"nargs": "*"},
+    values="lease",
 )
 _ALL_MINE = Argument(flags=("--all",), name="all", help="all that you have", options={"action": "store_true"})
 _EVERYBODY = Argument(flags=("--all",), name="all", help="everybody's", options={"action": "store_true"})

@@ -231,7 +231,8 @@ class Overview(dict[str, Any]):
     """
 
     def __init__(self, pool: Said, devices: list[Any], leases: list[Any]) -> None:
-        super().__init__(pool=pool, devices=devices, leases=leases)
+        table = Rows(devices, DEVICE_COLUMNS)  # that they are simulated, the first part says
+        super().__init__(pool=pool, devices=table, leases=leases)
 
     def _parts(self) -> list[Any]:
         return [self["pool"], *filter(None, [self["devices"], self["leases"]])]

@@ -19,6 +19,7 @@ from traitlets.config import Configurable
 
 from jupyter_gpupool import commands
 from jupyter_gpupool.commands import Argument, Command, Misuse
+from jupyter_gpupool.completion import Completer
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -51,9 +52,10 @@ class GPUPool(Magics, Configurable):
         Configurable.__init__(self, parent=shell)
         Magics.__init__(self, shell)
         self._pool: Pool | None = None
+        self.completer: Completer
         #: The lease that a command is about when it names none; the last one requested or used here.
         self._current = ""
-        self._commands = {each.name: each for each in (*commands.COMMANDS, *self._own())}
+        self.commands = {each.name: each for each in (*commands.COMMANDS, *self._own())}
 
     def _own(self) -> tuple[Command, ...]:
         """Return the sub-commands that only a notebook has."""
@@ -83,10 +85,10 @@ class GPUPool(Magics, Configurable):
             raise UsageError(str(error)) from None
 
     def _command(self, word: str) -> Command:
-        if word not in self._commands:
-            meant = commands.nearest(word, self._commands, f"{PROG} help")
+        if word not in self.commands:
+            meant = commands.nearest(word, self.commands, f"{PROG} help")
             raise Misuse(f"{PROG} has no command {word!r}. {meant.replace('help --help', 'help')}")
-        return self._commands[word]
+        return self.commands[word]
 
     def _parse(self, command: Command, words: list[str]) -> Namespace:
         parser = commands.parser_of(_with_out(command), f"{PROG} {command.name}")
@@ -131,6 +133,12 @@ class GPUPool(Magics, Configurable):
             self._pool = Pool(self.url or None)
         return self._pool
 
+    def found_pool(self) -> Pool:
+        """Return the pool if there is one already; none is started."""
+        from jupyter_gpupool.client import Pool
+
+        return self._pool or Pool(self.url or None, start=False)
+
     def close(self) -> None:
         """Close the connections to the pool; leases stay."""
         pool, self._pool = self._pool, None
@@ -148,7 +156,7 @@ class GPUPool(Magics, Configurable):
         if words:
             command = self._command(words[0])
             return commands.parser_of(_with_out(command), f"{PROG} {command.name}").format_help().rstrip()
-        listed = [(each.name, each.help) for each in self._commands.values()]
+        listed = [(each.name, each.help) for each in self.commands.values()]
         return "\n".join(
             [
                 "Share a pool of GPUs.",
@@ -189,6 +197,9 @@ def load(shell: InteractiveShell) -> None:
     """Register the magic with an IPython shell."""
     magics = GPUPool(shell)
     shell.register_magics(magics)
+    magics.completer = Completer(magics.commands, magics.found_pool)
+    if shell.Completer is not None:
+        shell.Completer.custom_matchers.append(magics.completer.matcher)
     if magics not in shell.configurables:
         shell.configurables.append(magics)
     GPUPool.gpupool.__doc__ = magics.help([])  # what `%gpupool?` shows
@@ -201,6 +212,8 @@ def unload(shell: InteractiveShell) -> None:
     if magics is None:
         return
     magics.close()
+    if shell.Completer is not None:
+        shell.Completer.custom_matchers.remove(magics.completer.matcher)
     shell.magics_manager.magics["line"].pop("gpupool", None)
     shell.configurables.remove(magics)
 

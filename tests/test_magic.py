@@ -9,11 +9,12 @@ import threading
 import time
 
 import pytest
+from IPython.core.completer import provisionalcompleter
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from jupyter_gpupool import Pool, PoolError
+from jupyter_gpupool import Pool, PoolError, embedded
 from jupyter_gpupool.commands import COMMANDS
 from jupyter_gpupool.display import Overview
 from tests.conftest import environment, wait_until
@@ -149,6 +150,38 @@ def test_ctrl_c_while_it_waits_withdraws_the_request(shell, pool, capsys):
     assert "Lease impatient: place 1 in the queue (" in err, "what it waited for was shown"
     assert "The request is withdrawn." in err
     assert "impatient" not in [lease.name for lease in pool.leases()]
+
+
+TABS = {
+    "%gpupool re": {"request", "release"},
+    "lease = %gpupool req": {"request"},
+    "%gpupool help re": {"request", "release"},
+    "%gpupool request --mod": {"--model"},
+    "%gpupool request --gpus 2 --pro": {"--project"},
+    "%gpupool request --model H": {"H100-80GB"},
+    "%gpupool request --model=H": {"H100-80GB"},
+    "%gpupool request --project ": {"default"},
+    "%gpupool request --node ": {"node-1", "node-2"},
+    "%gpupool release ta": {"tabbed"},
+    "%gpupool release x ta": {"tabbed"},
+}
+
+
+def completions(shell, text):
+    with provisionalcompleter():
+        return {each.text for each in shell.Completer.completions(text, len(text))}
+
+
+def test_tab_completes_commands_options_and_what_the_pool_has(shell, pool):
+    pool.request(gpus=1, name="tabbed", wait=False)
+    assert {text: completions(shell, text) for text in TABS} == TABS
+
+
+def test_tab_starts_no_pool_and_fails_silently(own_folder, shell, gpupool):
+    shell.run_line_magic("unload_ext", "jupyter_gpupool")
+    shell.run_line_magic("load_ext", "jupyter_gpupool")
+    assert "tabbed" not in completions(shell, "%gpupool release ta")
+    assert embedded.processes() == {}
 
 
 def test_its_settings_are_the_shells(shell, gpupool, pool):
