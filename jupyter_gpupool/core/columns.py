@@ -105,12 +105,16 @@ class Columns:
             self._order[ranked] = np.arange(len(ranked))
         return self._order
 
+    def mark(self) -> tuple[int, int]:
+        """The present moment: another one after any change."""
+        return self.epoch, self._log_base + len(self._log)
+
     def changes_since(self, mark: tuple[int, int]) -> tuple[tuple[int, int], list[int] | None]:
         """Rows changed since `mark`, each once, and the mark for next time; None: too long ago, take all.
 
         Begin with the mark `(-1, 0)`.
         """
-        now = (self.epoch, self._log_base + len(self._log))
+        now = self.mark()
         if mark[0] != self.epoch or mark[1] < self._log_base:
             return now, None
         return now, list(dict.fromkeys(self._log[mark[1] - self._log_base :]))

@@ -16,23 +16,47 @@ from jupyter_gpupool.core import mig
 from jupyter_gpupool.core.model import Instance
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from jupyter_gpupool.core.cluster import Cluster
+    from jupyter_gpupool.core.model import MigProfile
     from jupyter_gpupool.core.wants import Room
+
+#: Weights are kept as multiples of 2 ** -20.
+_SHIFT = 20
 
 
 def rooms(cluster: Cluster, found: Room, rows: np.ndarray) -> np.ndarray:
     """How many instances each device of these rows has room for, those that exist included."""
-    counts: np.ndarray = _look_up(cluster, found, rows, "room", 0) + _offered(cluster, found, rows)
+    counts = _offered(cluster, found, rows)
+    for geometry, profile, at, masks in _kinds(cluster, found, rows):
+        room = mig.room(geometry, profile)[masks]
+        if mig.limited(geometry, profile):
+            room = np.minimum(room, profile.most - _there(cluster, profile, rows)[at])
+        counts[at] += room
+    return counts
+
+
+def _there(cluster: Cluster, profile: MigProfile, rows: np.ndarray) -> np.ndarray:
+    """How many instances of a profile each device of these rows has already."""
+    counts = np.zeros((len(rows), cluster.width), dtype=np.int64)
+    for place, row in enumerate(rows):
+        for column, device in enumerate(cluster.devices_of(int(row))):
+            parts = [taken.part for taken in cluster.taken_of(device.uuid)]
+            counts[place, column] = sum(
+                part.instance is not None and part.instance.profile == profile.name for part in parts
+            )
     return counts
 
 
 def cost(cluster: Cluster, found: Room, rows: np.ndarray) -> np.ndarray:
     """What the best instance on each device costs others; meaningless where there is no room."""
-    offered = _offered(cluster, found, rows) > 0
-    loss = np.where(offered, -1, _look_up(cluster, found, rows, "loss", 0))
-    masks = cluster.mask[rows] | cluster.fixed[rows]
-    unused: np.ndarray = 16 - sum((masks >> slot & 1 for slot in range(16)), start=np.zeros_like(masks))
-    costs: np.ndarray = loss * 32 + unused
+    costs = np.zeros((len(rows), cluster.width), dtype=np.int64)
+    for geometry, profile, at, masks in _kinds(cluster, found, rows):
+        unused = geometry.slots - sum((masks >> slot & 1 for slot in range(geometry.slots)), start=0 * masks)
+        loss = mig.places(geometry, profile, _value(cluster, geometry)).loss[masks]
+        costs[at] = loss * 32 + unused
+    costs[_offered(cluster, found, rows) > 0] = -1
     return costs
 
 
@@ -46,37 +70,52 @@ def best(cluster: Cluster, found: Room, row: int, column: int) -> Instance | Non
     if offers:
         return max(offers, key=lambda each: each.start)
     mask = int(cluster.mask[row, column] | cluster.fixed[row, column]) & (1 << geometry.slots) - 1
-    start = int(mig.places(geometry, profile, weights(cluster)).start[mask])
+    start = int(mig.places(geometry, profile, _value(cluster, geometry)).start[mask])
     if start < 0:
         return None
     return Instance(profile=profile.name, start=start, size=profile.size, memory=profile.memory, made=True)
 
 
-def weights(cluster: Cluster) -> tuple[tuple[str, int], ...]:
-    """How often each profile is asked for."""
-    key = ("profiles", cluster.demand.generation)
-    found = cluster.memo.get(key)
-    if not isinstance(found, tuple):
-        counts: dict[str, int] = {}
-        for shape, times in cluster.demand.usual:
-            if shape.mig and shape.mig != "?":
-                counts[shape.mig] = counts.get(shape.mig, 0) + times
-        found = cluster.memo[key] = mig.weights_of(counts)
-    return found
-
-
-def _look_up(cluster: Cluster, found: Room, rows: np.ndarray, table: str, nothing: int) -> np.ndarray:
-    """What a table says of each device of these rows by the memory slices that are not to be had."""
+def _kinds(
+    cluster: Cluster, found: Room, rows: np.ndarray
+) -> Iterator[tuple[mig.Geometry, MigProfile, np.ndarray, np.ndarray]]:
+    """Per geometry: the wanted profile, which devices have it, and of these the slices that are taken."""
     masks, kinds = cluster.mask[rows] | cluster.fixed[rows], cluster.geometry[rows]
-    values = np.full(masks.shape, nothing, dtype=np.int64)
     for number, profile in enumerate(found.profiles):
         geometry = cluster.geometries[number]
-        if geometry is None or profile is None:
-            continue
-        at = kinds == number
-        places = mig.places(geometry, profile, weights(cluster))
-        values[at] = getattr(places, table)[masks[at] & (1 << geometry.slots) - 1]
-    return values
+        if geometry is not None and profile is not None:
+            at = kinds == number
+            yield geometry, profile, at, masks[at] & (1 << geometry.slots) - 1
+
+
+def _value(cluster: Cluster, geometry: mig.Geometry) -> np.ndarray:
+    """By the slices that are taken: what the rest of a device is worth to those who usually ask.
+
+    A profile's room counts by how often it is asked for, over how much room for it there is in all: what is
+    scarce is dear. (The gradient of the sum of the logarithms of the rooms.)
+    """
+    now = (cluster.mark(), cluster.demand.generation)
+    kept = cluster.memo.get(("values", geometry))
+    if isinstance(kept, tuple) and kept[0] == now:
+        found: np.ndarray = kept[1]
+        return found
+    table = mig.rooms(geometry)
+    at = (cluster.geometry == cluster.geometries.index(geometry)) & (cluster.barred == 0)
+    masks = (cluster.mask | cluster.fixed)[at] & (1 << geometry.slots) - 1
+    there = table @ np.bincount(masks, minlength=1 << geometry.slots)
+    value: np.ndarray = (_asked(cluster, geometry) << _SHIFT) // (1 + there) @ table
+    cluster.memo["values", geometry] = (now, value)
+    return value
+
+
+def _asked(cluster: Cluster, geometry: mig.Geometry) -> np.ndarray:
+    """How often each plain profile is asked for, of 1024; each now and then."""
+    counts = {each.name: 0 for each in mig.plain(geometry)}
+    for shape, times in cluster.demand.usual:
+        if shape.mig in counts:
+            counts[shape.mig] += times
+    total = max(1, sum(counts.values()))
+    return np.array([8 + count * 1024 // total for count in counts.values()], dtype=np.int64)
 
 
 def _offered(cluster: Cluster, found: Room, rows: np.ndarray) -> np.ndarray:

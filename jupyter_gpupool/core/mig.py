@@ -12,6 +12,7 @@ Not its business: which device (`ranking`), and the driver's calls (`driver.part
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,8 +22,6 @@ import numpy as np
 from jupyter_gpupool.core.model import MIB, WHOLE, Instance, MigProfile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from jupyter_gpupool.core.model import Device
 
 _Shape = tuple[int, str, int, tuple[int, ...], int]
@@ -53,8 +52,8 @@ _MODELS = (
     ("B200", 200, _SEVEN, {1: (23, 21504), 2: (45, 43520), 4: (90, 88064), 8: (180, 180224)}),
     ("A30", 30, _FOUR, {1: (6, 5952), 2: (12, 12032), 4: (24, 24002)}),
 )
-#: How often each kind is asked for before anything is known, by memory slices.
-_PRIOR = {1: 4, 2: 3, 4: 2, 8: 1}
+#: More than any loss.
+_NEVER = 1 << 56
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,57 +132,69 @@ def suiting(geometry: Geometry, name: str, memory: int, milli: int) -> tuple[Mig
 
 
 @functools.lru_cache(maxsize=256)
-def room(geometry: Geometry, profile: MigProfile) -> tuple[int, ...]:
+def room(geometry: Geometry, profile: MigProfile) -> np.ndarray:
     """By the slices that are taken (as bits): how many instances of a profile have room together."""
     spans = [span(start, profile.size) for start in profile.starts]
     full = 1 << geometry.slots
     table = [0] * full
     for mask in range(full - 1, -1, -1):
         table[mask] = max((1 + table[mask | each] for each in spans if not mask & each), default=0)
-    return tuple(min(count, profile.most or count) for count in table)
+    return np.array([min(count, profile.most or count) for count in table], dtype=np.int64)
+
+
+@functools.lru_cache(maxsize=256)
+def limited(geometry: Geometry, profile: MigProfile) -> bool:
+    """A device may have fewer instances of the profile than there is room for."""
+    endless = dataclasses.replace(profile, most=0)
+    return 0 < profile.most < int(room(geometry, endless)[0])
 
 
 @functools.lru_cache(maxsize=64)
-def worth(geometry: Geometry, weights: tuple[tuple[str, int], ...] = ()) -> tuple[int, ...]:
-    """By the slices that are taken: what the rest is worth to those who usually ask.
+def rooms(geometry: Geometry) -> np.ndarray:
+    """The same for all of its plain profiles, in their order; a row each."""
+    return np.array([room(geometry, each) for each in plain(geometry)])
 
-    For each profile the slices that its instances could fill, weighted by how often it is asked for.
-    """
-    asked = dict(weights)
-    total = [0] * (1 << geometry.slots)
-    for profile in geometry.profiles:
-        if "+" in profile.name:
-            continue
-        weight = _PRIOR.get(profile.size, 1) + asked.get(profile.name, 0) * 10
-        for mask, count in enumerate(room(geometry, profile)):
-            total[mask] += weight * count * profile.size
-    return tuple(total)
+
+@functools.lru_cache(maxsize=64)
+def plain(geometry: Geometry) -> tuple[MigProfile, ...]:
+    """Its profiles without those that add an engine ("+me")."""
+    return tuple(each for each in geometry.profiles if "+" not in each.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """By the slices that are taken: where an instance goes best, what is lost by it, and how many fit."""
+    """By the slices that are taken: where an instance of a profile goes best, and what is lost by it."""
 
     #: -1: nowhere
     start: np.ndarray
     loss: np.ndarray
-    room: np.ndarray
 
 
 @functools.lru_cache(maxsize=256)
-def places(geometry: Geometry, profile: MigProfile, weights: tuple[tuple[str, int], ...] = ()) -> Places:
-    """Work out the best place of a profile for every state of a device."""
-    value, own = worth(geometry, weights), room(geometry, profile)
-    start = np.full(len(value), -1, dtype=np.int64)
-    loss = np.zeros(len(value), dtype=np.int64)
-    for mask in range(len(value)):
-        free = [at for at in profile.starts if not mask & span(at, profile.size)]
-        after = {at: mask | span(at, profile.size) for at in free}
-        # First what keeps most room for more of the same, then for others, then from the top down.
-        best = min(free, key=lambda at: (-own[after[at]], -value[after[at]], -at), default=-1)
-        if best >= 0:
-            start[mask], loss[mask] = best, value[mask] - value[after[best]]
-    return Places(start, loss, np.array(own, dtype=np.int64))
+def _moves(geometry: Geometry, profile: MigProfile) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """By the slices taken and the start (from the top): what is taken then, if it may be, own room lost."""
+    spans = np.array([span(start, profile.size) for start in reversed(profile.starts)])
+    before = np.arange(1 << geometry.slots)[:, None]
+    after, legal, own = before | spans, before & spans == 0, room(geometry, profile)
+    return after, legal, own[before] - own[after]
+
+
+def places(geometry: Geometry, profile: MigProfile, value: np.ndarray) -> Places:
+    """Work out the best place of a profile for every state of a device.
+
+    Args:
+        geometry: Of which kind of device.
+        profile: Of what.
+        value: By the slices that are taken: what the rest is worth to others.
+    """
+    after, legal, own = _moves(geometry, profile)
+    # First what keeps most room for more of the same, so that a gang never blocks itself; then for others;
+    # then from the top down.
+    loss = np.where(legal, (own << 44) + value[:, None] - value[after], _NEVER)
+    best = loss.argmin(axis=1)
+    each = np.arange(len(best))
+    starts = np.array(tuple(reversed(profile.starts)))
+    return Places(np.where(legal[each, best], starts[best], -1), loss[each, best])
 
 
 def layouts(geometry: Geometry) -> tuple[tuple[tuple[str, int], ...], ...]:
@@ -202,10 +213,3 @@ def layouts(geometry: Geometry) -> tuple[tuple[tuple[str, int], ...], ...]:
 
     grow((), 0)
     return tuple(found)
-
-
-def weights_of(counts: Mapping[str, int], most: int = 16) -> tuple[tuple[str, int], ...]:
-    """Counts of profiles that were asked for, as sixteenths of the largest: so they seldom change."""
-    top = max(counts.values(), default=0)
-    coarse = ((name, -(-count * most // top)) for name, count in sorted(counts.items()) if count > 0)
-    return tuple(coarse) if top else ()

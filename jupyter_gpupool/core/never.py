@@ -231,7 +231,7 @@ def _by_devices(cluster: Cluster, want: Want, found: Room, *, linked: bool) -> n
     counts: np.ndarray
     if want.instance:
         most = [
-            mig.room(geometry, profile)[0] if geometry and profile else 0
+            int(mig.room(geometry, profile)[0]) if geometry and profile else 0
             for geometry, profile in zip(cluster.geometries, found.profiles, strict=True)
         ]
         counts = (np.array(most)[np.maximum(cluster.geometry, 0)] * found.fits).sum(axis=1)

@@ -14,6 +14,7 @@ Not its business: who is next (`shares`), and whether somebody should give somet
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -111,6 +112,8 @@ class _Search:
     def _rows(self, want: Want, doubtful: bool) -> list[Part] | None:  # noqa: FBT001 (two tries of one kind)
         """Parts for all slices: on one node if any has room, else on the fewest; None: there is no room."""
         together = self.request.same_node or self.request.nvlink
+        if self.request.spread and not together:
+            return self._spread(want, doubtful=doubtful)
         parts: list[Part] = []
         used: set[int] = set()
         while len(parts) < self.count:
@@ -124,15 +127,34 @@ class _Search:
 
     # ---------------------------------------------------------------------------------------- which node
 
+    def _spread(self, want: Want, *, doubtful: bool) -> list[Part] | None:
+        """Parts on as many nodes as there are with room, the emptiest first."""
+        rooms = ranking.ranking(self.cluster, want, 1, doubtful=doubtful).room
+        emptiest = -self.cluster.free.sum(axis=1)
+        nodes = [(0, int(emptiest[row]), self.cluster.names[row], int(row)) for row in np.flatnonzero(rooms)]
+        heapq.heapify(nodes)
+        numbers: dict[int, int] = {}
+        for _ in range(self.count):
+            if not nodes:
+                return None
+            taken, empty, name, row = heapq.heappop(nodes)
+            numbers[row] = taken + 1
+            if taken + 1 < rooms[row]:
+                heapq.heappush(nodes, (taken + 1, empty, name, row))
+        return [
+            part
+            for row, number in numbers.items()
+            for part in self._fill(want, row, number, doubtful=doubtful)
+        ]
+
     def _best_row(self, want: Want, left: int, used: set[int], *, doubtful: bool) -> tuple[int, int]:
         """The best node for what is left, and how many slices of it go there; (-1, 0): none has room."""
-        number = 1 if self.request.spread and not self.request.same_node else left
-        ranked = ranking.ranking(self.cluster, want, number, doubtful=doubtful)
-        keys = self._restricted(want, ranked, number, used, doubtful=doubtful)
+        ranked = ranking.ranking(self.cluster, want, left, doubtful=doubtful)
+        keys = self._restricted(want, ranked, left, used, doubtful=doubtful)
         row = int(keys.argmin())
         if keys[row] != ranking.NONE:
-            return row, number
-        if self.request.same_node or self.request.nvlink or number == 1:
+            return row, left
+        if self.request.same_node or self.request.nvlink or left == 1:
             return -1, 0
         # None has room for all: the most that any has, and of those the best.
         open_ = np.where(self._allowed(used), ranked.room, 0)
@@ -161,10 +183,7 @@ class _Search:
     ) -> np.ndarray:
         """The keys of the ranking, better where the lease is already and where one island holds all."""
         keys = np.where(self._allowed(used), ranked.keys(self.cluster), ranking.NONE)
-        if self.request.spread:
-            emptiest = -self.cluster.free.sum(axis=1) * len(keys) + self.cluster.order()
-            keys = np.where(keys == ranking.NONE, keys, emptiest)
-        elif self.have:
+        if self.have:
             near = np.zeros(len(keys), dtype=bool)
             near[self._rows_of_lease()] = True
             keys = _first(keys, near)

@@ -64,11 +64,24 @@ class Ranking:
 
     def keys(self, cluster: Cluster) -> np.ndarray:
         """For each node a number: the smallest is the best; `NONE` where there is no room."""
+        if self._want.instance:
+            self._rank_instances(cluster)
         steps = (self._waste + WASTE_STEP // 2) // WASTE_STEP * FINE + _pressure(
             cluster, self._want, self._count
         )
         key = ((self._worth << 24) + steps << 11) + self._fullness
         return np.where(self.room >= self._count, key * len(key) + cluster.order(), NONE)
+
+    def _rank_instances(self, cluster: Cluster) -> None:
+        """Anew each time: what an instance costs others depends on all devices."""
+        rows = np.flatnonzero(self.room >= self._count)
+        found = room(cluster, self._want)
+        usable = usable_devices(cluster, self._want, found, rows, doubtful=self._doubtful)
+        cost = np.where(usable, instances.cost(cluster, found, rows), MANY << 16)
+        self.column[rows] = cost.argmin(axis=1)
+        self._worth[rows], self._waste[rows] = 0, 0
+        # Ranks stand for the costs, which may be any size.
+        self._waste[rows] = np.unique(cost.min(axis=1), return_inverse=True)[1] * WASTE_STEP
 
     def _update(self, cluster: Cluster, rows: np.ndarray) -> None:
         """Work out these rows; of those in the same state just one."""
@@ -88,13 +101,11 @@ class Ranking:
         rows, usable = rows[kept], usable[kept]
         if not len(rows):
             return
-        if want.instance:
-            self._rank_instances(cluster, found, rows, usable)
-        else:
+        if not want.instance:
             self._rank(cluster, found, rows, usable)
         cpus = cluster.cpus[rows] - self._count * found.cpus[rows]
         idle = cluster.free[rows].sum(axis=1)
-        most = max(1, int(cluster.cpus_part.max()) * cluster.width), WHOLE * cluster.width
+        most = max(1, int((cluster.cpus_part * cluster.devices).max())), WHOLE * cluster.width
         self._fullness[rows] = np.clip(cpus * 800 // most[0] + idle * 800 // most[1], 0, 2047)
 
     def _rank(self, cluster: Cluster, found: Room, rows: np.ndarray, usable: np.ndarray) -> None:
@@ -118,12 +129,6 @@ class Ranking:
             best = _best_of(which, added, tries.free)
             added, column = added[best], column[best]
         self._worth[rows], self._waste[rows], self.column[rows] = tries.worth, added, column
-
-    def _rank_instances(self, cluster: Cluster, found: Room, rows: np.ndarray, usable: np.ndarray) -> None:
-        cost = np.where(usable, instances.cost(cluster, found, rows), MANY)
-        self.column[rows] = cost.argmin(axis=1)
-        self._worth[rows] = 0
-        self._waste[rows] = cost.min(axis=1) * WASTE_STEP
 
 
 def ranking(cluster: Cluster, want: Want, count: int, *, doubtful: bool) -> Ranking:
