@@ -45,6 +45,7 @@ ROOMS = {
     "cli": "cli",
     "cli_pool": "cli",
     "magic": "magic",
+    "completion": "magic",
     "widget": "widget",
     "server": "server",
 }
