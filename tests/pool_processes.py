@@ -81,8 +81,17 @@ class PoolProcesses:
         return self
 
     def start_controller(self, *more: str) -> None:
+        """Start the controller and wait until the agents are connected: "up" is only what it remembers."""
+        before = self._connections()
         self._run("controller", "jupyter_gpupool.controller", more)
         self.wait_for_controller()
+        wait_for(lambda: all(self._connections()[name] > before[name] for name in before), "agents are back")
+
+    def _connections(self) -> dict[str, int]:
+        running = [
+            name for name, each in self.running.items() if name != "controller" and each.poll() is None
+        ]
+        return {name: self.log(name).count("connected to the controller") for name in running}
 
     def wait_for_controller(self) -> None:
         wait_for(
