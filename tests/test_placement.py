@@ -10,7 +10,7 @@ from jupyter_gpupool.core.cluster import Cluster
 from jupyter_gpupool.core.model import GB, GIB, WHOLE, Reason
 from jupyter_gpupool.core.parts import Part
 from jupyter_gpupool.core.placement import NoPlacement, Placement, feasible_ever, place
-from jupyter_gpupool.core.whynot import nearest, why_not
+from jupyter_gpupool.core.whynot import in_sum, nearest, why_not
 from tests.placing import cluster_of, node, parts_of, request, short, take
 
 # --------------------------------------------------------------------------------------- whole and gangs
@@ -321,7 +321,8 @@ def test_each_candidate_that_was_left_out_has_its_reason():
         ]
     )
     assert refusals[0].reason is Reason.NO_ROOM
-    assert "1 in use, 1 in shares" in refusals[0].sentence
+    assert "1 in shares, 1 in use" in refusals[0].sentence
+    assert in_sum(request(model="H100-80GB|A100-40GB"), cluster) == refusals[0]
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ class Cluster(Columns):
         self._in_order: dict[str, tuple[Device, ...]] = {}
         self._seats: dict[str, _Seat] = {}
         self._taken: dict[str, Taken] = {}
+        self._held: dict[str, None] = {}
         self._by_holder: dict[str, dict[str, None]] = {}
         self._undo: list[Callable[[], object]] | None = None
 
@@ -192,10 +193,13 @@ class Cluster(Columns):
             self._check(seat, part)
             self.free[row, seat.column] -= part.milli
             self.mask[row, seat.column] |= mig.bits(part.instance)
+            self.shares[row, seat.column] += part.milli < WHOLE
             seat.taken[key] = taken
         self.cpus[row] -= part.cpus
         self.memory[row] -= part.memory
         self._taken[key] = taken
+        if held:
+            self._held[key] = None
         self._by_holder.setdefault(holder, {})[key] = None
         self._changed(row)
         if self._undo is not None:
@@ -230,6 +234,7 @@ class Cluster(Columns):
             column = self._seats[part.device].column
             self.free[row, column] += part.milli
             self.mask[row, column] &= ~mig.bits(part.instance)
+            self.shares[row, column] -= part.milli < WHOLE
         self.cpus[row] += part.cpus
         self.memory[row] += part.memory
         self._forget(key)
@@ -238,6 +243,7 @@ class Cluster(Columns):
 
     def _forget(self, key: str) -> None:
         taken = self._taken.pop(key)
+        self._held.pop(key, None)
         if taken.part.device:
             self._seats[taken.part.device].taken.pop(key, None)
         mine = self._by_holder[taken.holder]
@@ -315,6 +321,10 @@ class Cluster(Columns):
         """What is held (not occupied) for a claimant or reservation."""
         keys = sorted(self._by_holder.get(holder, {}))
         return tuple(self._taken[key] for key in keys if self._taken[key].held)
+
+    def held(self) -> tuple[Taken, ...]:
+        """Everything that is held for somebody."""
+        return tuple(self._taken[key] for key in sorted(self._held))
 
     def bars_of(self, device: str) -> dict[Reason, str]:
         """Why a device takes no new work."""

@@ -16,7 +16,19 @@ import numpy as np
 if TYPE_CHECKING:
     from jupyter_gpupool.core.mig import Geometry
 
-_GRIDS = ("free", "barred", "vram", "model", "mask", "fixed", "geometry", "island", "linked", "doubtful")
+_GRIDS = (
+    "free",
+    "shares",
+    "barred",
+    "vram",
+    "model",
+    "mask",
+    "fixed",
+    "geometry",
+    "island",
+    "linked",
+    "doubtful",
+)
 _LINES = ("cpus", "memory", "cpus_part", "memory_part", "devices")
 #: Of the log of changes as much is kept.
 _LOG = 16384
@@ -32,6 +44,8 @@ class Columns:
     lines: np.ndarray
     #: Thousandths of each device that are not taken.
     free: np.ndarray
+    #: How many shares of each device are taken.
+    shares: np.ndarray
     #: Bits of `cluster.BARS`; a device with any takes no new work.
     barred: np.ndarray
     #: Bytes of memory; 0: no device there.

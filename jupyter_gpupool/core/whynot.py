@@ -10,8 +10,9 @@ Not its business: what can never be had (`never`), and how long to wait (`explai
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,10 +22,10 @@ from jupyter_gpupool.core.cluster import BARS
 from jupyter_gpupool.core.model import WHOLE, Device, Reason, Refusal, Request
 from jupyter_gpupool.core.never import asked, gigabytes
 from jupyter_gpupool.core.placement import Placement, place
-from jupyter_gpupool.core.wants import Room, Want, room, want_of
+from jupyter_gpupool.core.wants import Room, Want, named, room, want_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from jupyter_gpupool.core.cluster import Cluster
 
@@ -45,28 +46,6 @@ _WITHOUT: tuple[tuple[str, object, str], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A device, and what is asked of it."""
-
-    cluster: Cluster
-    want: Want
-    found: Room
-    device: Device
-    row: int
-    column: int
-
-    @property
-    def free(self) -> int:
-        """Thousandths that are free."""
-        return int(self.cluster.free[self.row, self.column])
-
-    @property
-    def charge(self) -> int:
-        """Thousandths that are wanted."""
-        return int(self.found.charge[self.row, self.column])
-
-
 def why_not(
     request: Request, cluster: Cluster, *, count: int = 0, allow: Iterable[str] = ()
 ) -> tuple[Refusal, ...]:
@@ -78,143 +57,185 @@ def why_not(
         count: Slices that are wanted now (0: as many as it asks for at least).
         allow: Holders whose held parts may be used.
     """
-    holders = tuple(allow)
-    number = count or request.count
     if not cluster.nodes:
-        found = place(request, cluster)
-        return () if isinstance(found, Placement) else found.refusals
+        return (Refusal(reason=Reason.NO_NODES, sentence="No node has joined the pool yet."),)
+    with _seen_by(cluster, allow):
+        look = _Look(request, cluster)
+        return (look.in_sum(count or request.count), *look.candidates())
+
+
+def in_sum(request: Request, cluster: Cluster, *, count: int = 0, allow: Iterable[str] = ()) -> Refusal:
+    """The first of what `why_not` says, at a small part of its cost in a large pool."""
+    if not cluster.nodes:
+        return why_not(request, cluster)[0]
+    with _seen_by(cluster, allow):
+        return _Look(request, cluster).in_sum(count or request.count)
+
+
+@contextlib.contextmanager
+def _seen_by(cluster: Cluster, holders: Iterable[str]) -> Iterator[None]:
     with cluster.trying():
-        for holder in holders:
-            for held in cluster.held_for(holder):
-                cluster.release(held.key)
-        each = tuple(_candidates(request, cluster))
-        return (_in_sum(request, cluster, number, each), *each)
+        for held in [each for holder in holders for each in cluster.held_for(holder)]:
+            cluster.release(held.key)
+        yield
 
 
-def _in_sum(request: Request, cluster: Cluster, count: int, each: tuple[Refusal, ...]) -> Refusal:
-    reasons: dict[Reason, int] = {}
-    for refusal in each:
-        reasons[refusal.reason] = reasons.get(refusal.reason, 0) + 1
-    parts = ", ".join(
-        f"{number} {_IN_SUM[reason]}" for reason, number in reasons.items() if reason in _IN_SUM
-    )
-    only = next(iter(reasons)) if len(reasons) == 1 and len(each) == len(cluster.nodes) else Reason.NO_ROOM
-    return Refusal(
-        reason=Reason.NO_MIG_ROOM if request.mig else only if only in _BY_NODE else Reason.NO_ROOM,
-        sentence=f"No room for {asked(request, count)} now" + (f": {parts}." if parts else "."),
-        advice=nearest(request, cluster, count=count),
-    )
+class _Look:
+    """A look at all devices and nodes for one request."""
 
+    def __init__(self, request: Request, cluster: Cluster) -> None:
+        self.request, self.cluster = request, cluster
+        self.want = want_of(request)
+        self.found = room(cluster, self.want)
+        #: By device: place in `_CHECKS` of the first that holds; as many as there are: it would do.
+        self.said = np.full(cluster.free.shape, len(_CHECKS), dtype=np.int64)
+        for place_, (_, check, _) in enumerate(reversed(_CHECKS), start=1):
+            self.said[check(self)] = len(_CHECKS) - place_
+        self.said[cluster.vram == 0] = _NOTHING
 
-# -------------------------------------------------------------------------------- candidate by candidate
+    @property
+    def lacking(self) -> np.ndarray:
+        """Devices with less free than is wanted."""
+        lacking: np.ndarray = self.cluster.free < self.found.charge
+        return lacking & (not self.want.instance)
 
+    def in_sum(self, count: int) -> Refusal:
+        """Why in one sentence, and the nearest thing that would start now."""
+        numbers = np.bincount(self.said[self.said >= 0], minlength=len(_CHECKS) + 1)
+        told = {_CHECKS[place_][0]: int(numbers[place_]) for place_ in np.flatnonzero(numbers[:-1])}
+        parts = ", ".join(
+            f"{number} {_IN_SUM[reason]}" for reason, number in told.items() if reason in _IN_SUM
+        )
+        only = self._only() if numbers[-1] else None
+        reason = Reason.NO_MIG_ROOM if self.want.instance else Reason.NO_ROOM
+        return Refusal(
+            reason=only or reason,
+            sentence=f"No room for {asked(self.request, count)} now" + (f": {parts}." if parts else "."),
+            advice=nearest(self.request, self.cluster, count=count),
+        )
 
-def _candidates(request: Request, cluster: Cluster) -> Iterator[Refusal]:
-    want = want_of(request)
-    found = room(cluster, want)
-    for name in sorted(cluster.nodes):
-        row = cluster.row_of[name]
-        refused = 0
-        devices = cluster.devices_of(row)
-        for column, device in enumerate(devices):
-            refusal = _refusal(_Candidate(cluster, want, found, device, row, column))
-            refused += refusal is not None
-            if refusal:
-                yield refusal
-        if refused < len(devices):
-            yield _node_refusal(request, cluster, want, found, row)
-
-
-def _refusal(candidate: _Candidate) -> Refusal | None:
-    for check in _CHECKS:
-        said = check(candidate)
-        if said:
-            reason, words = said
-            name = f"{candidate.device.node}/gpu{candidate.device.index}"
-            return Refusal(reason=reason, sentence=f"{name}: {words}.", subject=candidate.device.uuid)
-    return None
-
-
-_Said = tuple[Reason, str] | None
-
-
-def _excluded(candidate: _Candidate) -> _Said:
-    want, device = candidate.want, candidate.device
-    if want.node and device.node != want.node:
-        return Reason.EXCLUDED, f"it is not on {want.node}"
-    if device.node in want.exclude or device.uuid in want.exclude:
-        return Reason.EXCLUDED, "it is excluded"
-    return None
-
-
-def _wrong_model(candidate: _Candidate) -> _Said:
-    models = candidate.want.models
-    if models and candidate.device.model not in models:
-        return Reason.WRONG_MODEL, f"it is a {candidate.device.model}"
-    return None
-
-
-def _too_little(candidate: _Candidate) -> _Said:
-    if candidate.device.memory < max(candidate.want.vram, candidate.want.min_vram):
-        return Reason.TOO_LITTLE_MEMORY, f"it has {gigabytes(candidate.device.memory)}"
-    return None
-
-
-def _mode(candidate: _Candidate) -> _Said:
-    if candidate.want.instance and not candidate.device.mig:
-        return Reason.NO_MIG, "it is not in MIG mode"
-    if candidate.device.mig and not candidate.want.instance:
-        return Reason.NO_MIG, "it is in MIG mode, and given in MIG instances only"
-    if candidate.want.instance and not candidate.charge:
-        return Reason.NO_MIG, "it has no such MIG profile"
-    return None
-
-
-def _barred(candidate: _Candidate) -> _Said:
-    bars = candidate.cluster.bars_of(candidate.device.uuid)
-    for reason in BARS:
-        if reason in bars:
-            return reason, f"{_WORDS[reason]}" + (f" ({bars[reason]})" if bars[reason] else "")
-    return None
-
-
-def _held(candidate: _Candidate) -> _Said:
-    held = [taken for taken in candidate.cluster.taken_of(candidate.device.uuid) if taken.held]
-    if held and candidate.free < candidate.charge <= candidate.free + sum(each.part.milli for each in held):
-        return Reason.DEVICE_HELD, "it is held for somebody else"
-    return None
-
-
-def _no_instance(candidate: _Candidate) -> _Said:
-    if not candidate.want.instance:
+    def _only(self) -> Reason | None:
+        """What all nodes with suitable free devices lack, if that is one thing."""
+        rows = np.flatnonzero((self.said == len(_CHECKS)).any(axis=1))
+        if (self.cluster.cpus[rows] < self.found.cpus[rows]).all():
+            return Reason.NO_CPUS
+        if (self.cluster.memory[rows] < self.found.memory[rows]).all():
+            return Reason.NO_HOST_MEMORY
         return None
-    if instances.best(candidate.cluster, candidate.found, candidate.row, candidate.column):
-        return None
-    return Reason.NO_MIG_ROOM, "it has no room for such a MIG instance"
+
+    def candidates(self) -> Iterator[Refusal]:
+        """A refusal for each device that does not do, and each node whose devices do but that does not."""
+        for name in sorted(self.cluster.nodes):
+            row = self.cluster.row_of[name]
+            for column, device in enumerate(self.cluster.devices_of(row)):
+                if self.said[row, column] < len(_CHECKS):
+                    yield self._refusal(device, row, column)
+            if (self.said[row] == len(_CHECKS)).any():
+                yield _node_refusal(self.request, self.cluster, self.want, self.found, row)
+
+    def _refusal(self, device: Device, row: int, column: int) -> Refusal:
+        reason, _, words = _CHECKS[self.said[row, column]]
+        if callable(words):
+            words = words(self, device, row, column)
+        return Refusal(
+            reason=reason, sentence=f"{device.node}/gpu{device.index}: {words}.", subject=device.uuid
+        )
 
 
-def _busy(candidate: _Candidate) -> _Said:
-    if candidate.want.instance or candidate.free >= candidate.charge:
-        return None
-    shared = any(taken.part.milli < WHOLE for taken in candidate.cluster.taken_of(candidate.device.uuid))
-    if candidate.charge == WHOLE:
-        return (Reason.DEVICE_SHARED, "it is in shares") if shared else (Reason.DEVICE_BUSY, "it is leased")
-    if not shared:
-        return Reason.DEVICE_WHOLE, "it is leased whole"
-    free, charge = candidate.free / WHOLE, candidate.charge / WHOLE
-    return Reason.DEVICE_BUSY, f"{free:g} of it is free, {charge:g} is wanted"
+def _wrong_model(look: _Look) -> np.ndarray:
+    numbers = [look.cluster.model_number(name) for name in look.want.models]
+    wrong: np.ndarray = ~np.isin(look.cluster.model, numbers) & bool(numbers)
+    return wrong
 
 
-_CHECKS: tuple[Callable[[_Candidate], _Said], ...] = (
-    _excluded,
-    _wrong_model,
-    _too_little,
-    _mode,
-    _barred,
-    _held,
-    _no_instance,
-    _busy,
+def _too_little(look: _Look) -> np.ndarray:
+    little: np.ndarray = look.cluster.vram < max(look.want.vram, look.want.min_vram)
+    return little
+
+
+def _other_mode(look: _Look) -> np.ndarray:
+    if look.want.instance:
+        none: np.ndarray = (look.cluster.geometry <= 0) | (look.found.charge == 0)
+        return none
+    other: np.ndarray = look.cluster.geometry != 0
+    return other
+
+
+def _mode_words(look: _Look, device: Device, row: int, column: int) -> str:
+    del row, column
+    if not look.want.instance:
+        return "it is in MIG mode, and given in MIG instances only"
+    return "it has no such MIG profile" if device.mig else "it is not in MIG mode"
+
+
+def _barred(reason: Reason) -> Callable[[_Look], np.ndarray]:
+    return lambda look: look.cluster.barred & 1 << BARS.index(reason) != 0
+
+
+def _bar_words(reason: Reason, words: str) -> Callable[[_Look, Device, int, int], str]:
+    def said(look: _Look, device: Device, row: int, column: int) -> str:
+        del row, column
+        why = look.cluster.bars_of(device.uuid).get(reason, "")
+        return f"{words} ({why})" if why else words
+
+    return said
+
+
+def _held(look: _Look) -> np.ndarray:
+    held = np.zeros_like(look.cluster.free)
+    for taken in look.cluster.held():
+        if taken.part.device:
+            held[look.cluster.place_of(taken.part.device)] += taken.part.milli
+    found: np.ndarray = look.lacking & (look.cluster.free + held >= look.found.charge)
+    return found
+
+
+def _no_instance(look: _Look) -> np.ndarray:
+    none = np.zeros(look.cluster.free.shape, dtype=bool)
+    rows = np.array(sorted(look.cluster.row_of.values()))
+    if look.want.instance:
+        none[rows] = instances.rooms(look.cluster, look.found, rows) <= 0
+    return none
+
+
+def _in_shares(look: _Look) -> np.ndarray:
+    shared: np.ndarray = look.lacking & (look.cluster.shares > 0) & look.want.whole
+    return shared
+
+
+def _leased_whole(look: _Look) -> np.ndarray:
+    whole: np.ndarray = look.lacking & (look.cluster.shares == 0) & (not look.want.whole)
+    return whole
+
+
+def _busy_words(look: _Look, device: Device, row: int, column: int) -> str:
+    del device
+    if look.want.whole:
+        return "it is leased"
+    free, charge = look.cluster.free[row, column] / WHOLE, look.found.charge[row, column] / WHOLE
+    return f"{free:g} of it is free, {charge:g} is wanted"
+
+
+_Words = str | Callable[[_Look, Device, int, int], str]
+#: In reading order: the reason, the devices that it holds of, and what is said of one.
+_CHECKS: tuple[tuple[Reason, Callable[[_Look], np.ndarray], _Words], ...] = (
+    (
+        Reason.EXCLUDED,
+        lambda look: ~named(look.cluster, look.want),
+        "it is excluded, or not the node asked for",
+    ),
+    (Reason.WRONG_MODEL, _wrong_model, lambda _, device, *__: f"it is a {device.model}"),
+    (Reason.TOO_LITTLE_MEMORY, _too_little, lambda _, device, *__: f"it has {gigabytes(device.memory)}"),
+    (Reason.NO_MIG, _other_mode, _mode_words),
+    *((reason, _barred(reason), _bar_words(reason, words)) for reason, words in _WORDS.items()),
+    (Reason.DEVICE_HELD, _held, "it is held for somebody else"),
+    (Reason.NO_MIG_ROOM, _no_instance, "it has no room for such a MIG instance"),
+    (Reason.DEVICE_SHARED, _in_shares, "it is in shares"),
+    (Reason.DEVICE_WHOLE, _leased_whole, "it is leased whole"),
+    (Reason.DEVICE_BUSY, lambda look: look.lacking, _busy_words),
 )
+#: In `_Look.said`: there is no device.
+_NOTHING = -1
 _IN_SUM = {
     Reason.NODE_SILENT: "on silent nodes",
     Reason.DEVICE_OUT: "out of service",
@@ -226,7 +247,6 @@ _IN_SUM = {
     Reason.DEVICE_WHOLE: "leased whole",
     Reason.NO_MIG_ROOM: "without room for it",
 }
-_BY_NODE = (Reason.NO_CPUS, Reason.NO_HOST_MEMORY, Reason.NOT_SAME_NODE, Reason.NOT_LINKED)
 
 
 def _node_refusal(request: Request, cluster: Cluster, want: Want, found: Room, row: int) -> Refusal:
