@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import grants, placement, submit
+from jupyter_gpupool.core import grants, placement, submit, whynot
 from jupyter_gpupool.core.model import LeaseState, Reason, Refusal, Request
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _waiting(state: State, request: Request, place: int, ahead: Sequence[Lease])
     reasons = [over] if over else []
     found = placement.place(request, state.cluster)
     if isinstance(found, placement.NoPlacement):
-        reasons += found.refusals
+        reasons.append(whynot.in_sum(request, state.cluster))
     starts = not reasons
     start = 0 if starts or over else expected_start(state, request)
     if ahead and not starts:

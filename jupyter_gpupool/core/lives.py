@@ -315,7 +315,7 @@ def free(state: State, lease: Lease, slice_: Slice) -> None:
     unasked = slice_.state in (SliceState.STARTING, SliceState.RUNNING)
     if unasked and lease.state in HOLDING:
         grants.want(state, lease, slice_, "")
-    made = slice_.instance is not None and slice_.instance.uuid and not _offered(state, slice_)
+    made = slice_.instance is not None and slice_.instance.uuid and slice_.instance.made
     state.vacate(lease, slice_)
     state.touch(lease)
     if made:
@@ -323,13 +323,6 @@ def free(state: State, lease: Lease, slice_: Slice) -> None:
             DestroyInstance, slice=slice_.id, node=slice_.node, device=slice_.device, instance=slice_.instance
         )
     finish(state, lease)
-
-
-def _offered(state: State, slice_: Slice) -> bool:
-    """The instance was there before the pool, and stays."""
-    record = state.devices.get(slice_.device)
-    known = record.device.instances if record else ()
-    return any(slice_.instance and each.uuid == slice_.instance.uuid for each in known)
 
 
 def on_lease_freed(state: State, event: LeaseFreed) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.core import grants, lives, nodes, shares
+from jupyter_gpupool.core.demand import Demand
 from jupyter_gpupool.core.model import (
     Defaults,
     DrainMode,
@@ -57,6 +58,7 @@ def snapshot(state: State) -> dict[str, Any]:
         "leases": encode(state.leases),
         "ended": list(state.ended),
         "needy": list(state.needy),
+        "demand": state.cluster.demand.snapshot(),
     }
 
 
@@ -83,6 +85,8 @@ def _restore(data: dict[str, Any]) -> State:
         state.leases[ident] = decode(Lease, each)
     state.ended = dict.fromkeys(data["ended"])
     state.needy = dict.fromkeys(data["needy"])
+    if "demand" in data:
+        state.cluster.demand = Demand.restore(data["demand"])
     _index(state)
     return state
 

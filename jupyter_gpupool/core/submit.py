@@ -41,6 +41,7 @@ def on_submitted(state: State, event: RequestSubmitted) -> None:
     lease = state.leases[request.id] = Lease(request=request)
     state.names[request.user, request.name] = lease.id
     state.waiting[lease.id] = None
+    state.cluster.demand.observe(request)
     state.stirred = True
     state.touch(lease)
 
