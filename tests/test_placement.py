@@ -275,6 +275,9 @@ def test_a_try_leaves_no_trace():
         pytest.param(
             {"model": "T4-16GB", "node": "h"}, Reason.CONTRADICTION, "on: t", id="on the wrong node"
         ),
+        pytest.param(
+            {"count": 2, "milli": 500, "nvlink": True}, Reason.CONTRADICTION, "whole", id="linked shares"
+        ),
         pytest.param({"count": 7, "milli": 500}, Reason.TOO_MANY_GPUS, "at most 6", id="shares of one lease"),
     ],
 )

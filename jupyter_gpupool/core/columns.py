@@ -33,7 +33,7 @@ _LINES = ("cpus", "memory", "cpus_part", "memory_part", "devices")
 #: Of the log of changes as much is kept.
 _LOG = 16384
 #: Of distinct states of rows as many are remembered.
-_STATES = 65536
+_STATES = 16384
 
 
 class Columns:

@@ -68,6 +68,7 @@ def _checks(request: Request, cluster: Cluster, want: Want, found: Room) -> Iter
     yield _unknown_model(want, cluster)
     yield _unknown_node(want, cluster)
     yield _unknown_profile(want, cluster)
+    yield _parts_linked(request, want)
     yield _too_much_memory(want, cluster)
     yield _only_mig(want, cluster)
     yield _contradiction(request, want, found, cluster)
@@ -147,6 +148,18 @@ def _too_much_memory(want: Want, cluster: Cluster) -> Refusal | None:
                 field=name,
             )
     return None
+
+
+def _parts_linked(request: Request, want: Want) -> Refusal | None:
+    if not request.nvlink or request.count == 1 or want.whole:
+        return None
+    what = "MIG instances have no NVLink" if want.instance else "Shares are not placed by NVLink"
+    return Refusal(
+        reason=Reason.CONTRADICTION,
+        sentence=f"{what}: nvlink is for whole GPUs.",
+        advice="Leave out nvlink, or ask for whole GPUs.",
+        field="nvlink",
+    )
 
 
 def _only_mig(want: Want, cluster: Cluster) -> Refusal | None:

@@ -77,6 +77,11 @@ def _wrong(request: Request) -> Iterator[Refusal]:
         (not request.id or not request.user, "user", "A request needs an id and a user."),
         (request.count < 1, "gpus", f"{request.count} GPUs cannot be had; ask for at least one."),
         (not 0 <= request.milli <= WHOLE, "gpus", "One slice is more than nothing and at most one GPU."),
+        (
+            not (request.milli or request.vram or request.mig or request.isolated),
+            "gpus",
+            "0 of a GPU cannot be had; ask for a share (gpus=0.5, or vram) or for whole GPUs.",
+        ),
         (most < request.count, "max_gpus", f"At most {most} is below {request.count}, the least."),
         (
             not 0 <= request.min_count <= request.count,
