@@ -37,6 +37,7 @@ from jupyter_gpupool.core.model import (
 from jupyter_gpupool.core.pool import HANDLERS
 from tests.controller_kit import DESCRIPTION, Kit, check, dumped, running
 from tests.pool_helpers import node
+from tests.pool_processes import PoolProcesses
 
 
 @pytest.fixture
@@ -964,3 +965,18 @@ def test_the_routes_in_the_documentation_are_those_that_there_are():
     page = Path(__file__).parent.parent / "docs" / "http-api.md"
     rows = re.findall(r"^\| `(\w+) (\S+)` \| (\w*)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert sorted(rows) == sorted((each.method, each.path.replace("+}", "}"), each.scope) for each in ROUTES)
+
+
+def test_a_request_whose_answer_was_lost_in_a_kill_is_there_once_at_the_same_address(tmp_path):
+    with PoolProcesses(tmp_path) as processes:
+        processes.start_controller()
+        url, key = processes.said["url"], {"Idempotency-Key": "k"}
+        body = {"gpus": 1, "name": "kept"}
+        first = processes.call("POST", "/v1/requests", body, **key)
+        assert first["reasons"][0]["reason"] == "no_nodes"
+        processes.kill("controller")
+        processes.start_controller()
+        assert processes.said["url"] == url
+        again = processes.call("POST", "/v1/requests", body, **key)
+        assert (again["id"], again["name"]) == (first["id"], "kept")
+        assert [each["id"] for each in processes.call("GET", "/v1/leases")["leases"]] == [first["id"]]
