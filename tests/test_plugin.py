@@ -77,7 +77,9 @@ class Wired:
         self.sent.append((worker, message))
 
     def orders(self) -> list[dict]:
-        return [order for _, message in self.sent for order in message.get("orders", ())]
+        """The orders about leases; each agent is also greeted with the health thresholds."""
+        orders = [order for _, message in self.sent for order in message.get("orders", ())]
+        return [order for order in orders if order["order"] != "thresholds"]
 
 
 @pytest.fixture
