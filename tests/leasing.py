@@ -110,7 +110,9 @@ class Node:
                 if report["report"] == kind and fields.items() <= report.items():
                     self._untaken.remove(report)
                     return report
-                mine = fields.items() <= report.items() and report["report"].endswith("_failed")
+                mine = fields.items() <= report.items() and report["report"] == kind.replace(
+                    "started", "failed"
+                )
                 assert not mine, (
                     report,
                     [each["text"][-2000:] for each in self.leases.logs(report["lease"])],
@@ -136,15 +138,15 @@ class Node:
 class Lease:
     """A lease on a node under test, with a scheduler and as many workers as are added."""
 
-    def __init__(self, node: Node, name: str, workers: int = 1, **options: object) -> None:
-        self.node, self.id, self.options = node, name, options
+    def __init__(self, node: Node, name: str, workers: int = 1, user: str = "me", **options: object) -> None:
+        self.node, self.id, self.user, self.options = node, name, user, options
         self.keys = credentials()
         self.secret = "secret-of-" + name
         self.parts: list[Slice] = []
         node.obey(
             "start_scheduler",
             lease=name,
-            user="me",
+            user=self.user,
             credentials=self.keys,
             secret=self.secret,
             options=options,
@@ -174,7 +176,7 @@ class Lease:
             "start_worker",
             lease=self.id,
             slice=encode(part),
-            user="me",
+            user=self.user,
             address=self.address,
             credentials=self.keys,
             options=self.options,
@@ -205,6 +207,17 @@ class Lease:
         """The PIDs of everything of the lease."""
         marks = [self.node.leases._table.mark(key) for key in (self.id, *(part.id for part in self.parts))]
         return {pid for pid, _ in guard.find(marks, (), guard.look())}
+
+
+@contextlib.contextmanager
+def running(node: Node, name: str, **options: object):
+    """A lease that is ended after the test, with all its processes."""
+    lease = Lease(node, name, **options)
+    try:
+        yield lease
+    finally:
+        lease.end()
+        assert not lease.processes()
 
 
 def main() -> None:

@@ -1,125 +1,20 @@
-"""What an agent does for its leases: orders that come twice, failures that are reported, agents that die."""
+"""What an agent does for its leases: orders may come twice, failures are reported, nothing stays behind."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from jupyter_gpupool.core.model import encode
 from jupyter_gpupool.node import guard
-from jupyter_gpupool.node.lease_claims import read_claim
-from jupyter_gpupool.node.lease_logs import KEPT, KeptLogs, read_tail
-from jupyter_gpupool.node.lease_specs import address_of
-from jupyter_gpupool.node.lease_table import Entry, Table, safe_name
-from tests.leasing import LONGEST, Lease, Node
-
-# ------------------------------------------------------------------------------------------ without processes
-
-SCHEDULER, WORKER = Entry("a", "a", "me"), Entry("a/0", "a", "me", {"id": "a/0"})
-
-
-@pytest.mark.parametrize(
-    ("entry", "said", "report"),
-    [
-        pytest.param(
-            SCHEDULER,
-            {"report": "drained", "slice": "a/1", "forced": ["x"], "lost": []},
-            {"report": "slice_drained", "slice": "a/1", "forced": ["x"], "lost": [], "lease": "a"},
-            id="a scheduler speaks of its own slices",
-        ),
-        pytest.param(SCHEDULER, {"report": "drained", "slice": "b/1"}, None, id="and of no other lease's"),
-        pytest.param(SCHEDULER, {"report": "drained", "slice": ["a/1"]}, None, id="in the right types"),
-        pytest.param(
-            WORKER, {"report": "drained", "slice": "a/0"}, None, id="a worker does not drain itself"
-        ),
-        pytest.param(WORKER, {"report": "idle", "since": 5}, None, id="nor says that the lease is idle"),
-        pytest.param(
-            SCHEDULER,
-            {"report": "idle", "since": "5"},
-            {"report": "lease_idle", "since": 5, "lease": "a"},
-            id="idle",
-        ),
-        pytest.param(SCHEDULER, {"report": "idle", "since": "long"}, None, id="idle since nobody knows when"),
-        pytest.param(
-            WORKER,
-            {"report": "first_task", "slice": "b/7"},
-            {"report": "first_task", "slice": "a/0", "lease": "a"},
-            id="a worker speaks of its own slice, whatever it says",
-        ),
-        pytest.param(
-            SCHEDULER, {"report": "slice_freed", "slice": "a/0"}, None, id="only the agent says free"
-        ),
-        pytest.param(SCHEDULER, {"report": ["drained"]}, None, id="what is no report is none"),
-    ],
-)
-def test_what_a_lease_says_is_a_claim(entry, said, report):
-    assert read_claim(entry, said) == report
-
-
-def test_claims_are_of_a_bounded_length():
-    report = read_claim(SCHEDULER, {"report": "drained", "slice": "a/1", "forced": ["x" * 10_000] * 10_000})
-    assert len(json.dumps(report)) < 400_000
-
-
-def test_no_two_ids_share_a_path():
-    ids = ["a", "a/0", "a_0", "a/1", "A", "../a", "a" * 300, "a" * 299 + "b", "ä"]
-    names = [safe_name(each) for each in ids]
-    assert len(set(names)) == len(ids)
-    assert all("/" not in name and len(name) <= 40 and not name.startswith(".") for name in names)
-
-
-def test_the_table_outlives_its_agent_and_is_its_owner_s_alone(tmp_path):
-    table = Table(tmp_path / "leases.json", str(tmp_path))
-    table.entries["a/0"] = Entry("a/0", "a", "me", {"id": "a/0"}, "running", 12, 34)
-    table.save()
-    again = Table(tmp_path / "leases.json", str(tmp_path))
-    assert (again.entries, again.agent, again.run) == (table.entries, table.agent, table.run)
-    assert (tmp_path / "leases.json").stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"boot": "another", "agent": "x", "entries": [{"key": 1}]}']
-)
-def test_a_table_that_is_broken_or_of_another_boot_is_empty(tmp_path, text):
-    (tmp_path / "leases.json").write_text(text)
-    assert Table(tmp_path / "leases.json", str(tmp_path)).entries == {}
-
-
-def test_a_log_is_read_only_where_it_is_a_plain_file_of_its_user(tmp_path):
-    secret, link, pipe = tmp_path / "secret", tmp_path / "link", tmp_path / "pipe"
-    secret.write_text("of another")
-    link.symlink_to(secret)
-    os.mkfifo(pipe)
-    assert read_tail(secret, os.geteuid()) == "of another"
-    assert read_tail(secret, os.geteuid(), 7) == "another"
-    assert [read_tail(each, os.geteuid()) for each in (link, pipe, tmp_path, tmp_path / "none")] == [""] * 4
-
-
-def test_logs_are_kept_of_the_last_leases(tmp_path):
-    kept = KeptLogs(tmp_path / "logs")
-    for number in range(KEPT + 3):
-        kept.keep(f"lease{number}", [{"name": "scheduler", "text": f"{number}"}])
-        os.utime(tmp_path / "logs" / f"lease{number}", (number, number))
-    assert kept.read("lease0") == []
-    assert kept.read(f"lease{KEPT + 2}") == [{"name": "scheduler", "text": f"{KEPT + 2}"}]
-
-
-def test_an_interface_that_does_not_exist_is_named_with_those_that_do():
-    assert (address_of("127.0.0.1"), address_of("lo")) == ("127.0.0.1", "127.0.0.1")
-    with pytest.raises(ValueError, match=r"no network interface eth77 .* there are .*lo"):
-        address_of("eth77")
-
-
-# --------------------------------------------------------------------------------------------- with processes
+from tests.leasing import LONGEST, Node, running
 
 
 @pytest.fixture(scope="module")
@@ -128,16 +23,6 @@ def node(tmp_path_factory):
     node.start()
     yield node
     node.stop()
-
-
-@contextmanager
-def running(node, name, **options):
-    lease = Lease(node, name, **options)
-    try:
-        yield lease
-    finally:
-        lease.end()
-        assert not lease.processes()
 
 
 def test_an_order_that_comes_twice_is_carried_out_once_and_answered_twice(node):
@@ -348,124 +233,3 @@ def test_leases_stay_in_their_range_of_ports(tmp_path):
             assert {first <= int(url.rpartition(":")[2]) <= first + 40 for url in urls} == {True}
     finally:
         node.stop()
-
-
-# -------------------------------------------------------------------------------------------- agents that die
-
-
-def test_a_killed_agent_s_leases_work_on_and_the_next_one_adopts_them(tmp_path):
-    node = Node(tmp_path)
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.leasing", str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as agent:
-        first = Line(agent)
-        lease = Lease(first, "adopted")
-        client = lease.client()
-        future = client.submit(slow_square, 7)
-        orphan = first.tell_of_a_start_that_nobody_finished(lease)
-        agent.send_signal(signal.SIGKILL)
-        agent.wait(LONGEST)
-    before = set(lease_processes(tmp_path))
-    assert future.result(timeout=LONGEST) == 49, "it works on without an agent"
-    [worker] = client.run(os.getpid).values()
-    os.kill(worker, signal.SIGKILL)
-    assert client.submit(slow_square, 3, 0).result(timeout=LONGEST) == 9, (
-        "its worker is started anew without an agent"
-    )
-    try:
-        slices, leases = node.start()
-        assert (slices, leases) == ((lease.parts[0].id,), ("adopted",))
-        assert node.wait("scheduler_started", lease="adopted")["address"] == lease.address
-        node.wait("slice_started", slice=lease.parts[0].id)
-        lease.node = node
-        lease.add(1)
-        assert lease.drain(0, "finish", 10_000)["forced"] == []
-        assert client.submit(slow_square, 4, 0).result(timeout=LONGEST) == 16
-        client.close()
-        lease.end()
-        assert orphan.wait(LONGEST) == -signal.SIGTERM, "what belongs to no entry is ended"
-        assert not any(guard.started_at(pid) for pid in before)
-    finally:
-        node.stop()
-    assert not Path(node.leases._table.run).exists()
-
-
-def test_an_agent_that_closes_properly_leaves_its_leases_to_the_next_one_too(tmp_path):
-    first = Node(tmp_path)
-    first.start()
-    lease = Lease(first, "kept")
-    first.stop(keep=True)
-    second = Node(tmp_path)
-    try:
-        assert second.start() == ((lease.parts[0].id,), ("kept",))
-        lease.node = second
-        lease.end()
-    finally:
-        second.stop()
-
-
-def test_what_died_while_there_was_no_agent_is_not_adopted(tmp_path):
-    first = Node(tmp_path)
-    first.start()
-    lease = Lease(first, "died")
-    host = first.leases._table.entries[lease.parts[0].id].pid
-    first.stop(keep=True)
-    os.kill(host, signal.SIGKILL)
-    deadline = time.monotonic() + LONGEST
-    while guard.started_at(host) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    second = Node(tmp_path)
-    try:
-        assert second.start() == ((), ("died",))
-        lease.node = second
-        lease.end()
-        second.wait("slice_freed", slice=lease.parts[0].id)
-    finally:
-        second.stop()
-
-
-def slow_square(x, seconds=1.0):
-    time.sleep(seconds)
-    return x * x
-
-
-def lease_processes(folder):
-    agent = json.loads((folder / "node-1" / "leases.json").read_text())["agent"]
-    found = guard.marked(f"{agent}:", guard.look())
-    return [pid for members in found.values() for pid, _ in members]
-
-
-class Line(Node):
-    """A node under test in a process of its own, by lines."""
-
-    def __init__(self, agent):
-        self._agent, self._untaken, self.name = agent, [], "node-1"
-        self.adopted = json.loads(agent.stdout.readline())
-        folder = Path(agent.args[-1])
-        super().__init__(folder)
-        self._untaken = []
-
-    def obey(self, name, **order):
-        self._agent.stdin.write(json.dumps({"order": name, **order}) + "\n")
-        self._agent.stdin.flush()
-
-    def wait(self, kind, **fields):
-        while True:
-            for report in list(self._untaken):
-                if report["report"] == kind and fields.items() <= report.items():
-                    self._untaken.remove(report)
-                    return report
-            self._untaken.append(json.loads(self._agent.stdout.readline()))
-
-    def tell_of_a_start_that_nobody_finished(self, lease):
-        """Leave a process with a mark of this agent's that is in no entry of its table."""
-        data = json.loads((self.folder / "node-1" / "leases.json").read_text())
-        mark = f"{data['agent']}:lost/7".ljust(guard.WIDTH, ".")
-        return subprocess.Popen(
-            [sys.executable, "-c", "import time; time.sleep(600)"],
-            env={**os.environ, guard.MARK: mark},
-            start_new_session=True,
-        )

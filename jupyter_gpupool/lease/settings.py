@@ -33,7 +33,7 @@ SETTINGS: dict[str, Any] = {
     "distributed.admin.system-monitor.gil.enabled": False,
     "distributed.worker.profile.interval": "100ms",
     "distributed.worker.profile.cycle": "5s",
-    "distributed.worker.memory.monitor-interval": "500ms",
+    "distributed.worker.memory.monitor-interval": "200ms",
 }
 
 #: Seconds that a task's error is held back until the node's verdict.

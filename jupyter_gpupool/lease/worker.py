@@ -53,11 +53,21 @@ class LeaseWorker(Worker):
         #: Its device has failed: it is not started anew.
         self._lost = False
         self._began = time.monotonic()
+        self._beating = False
         self.handlers["gpupool_restart"] = self.restart_anew
 
     async def heartbeat(self) -> None:
-        """Say that the worker is alive, less often than Dask would."""
-        await super().heartbeat()
+        """Say that the worker is alive, less often than Dask would, and not any more once it leaves.
+
+        The scheduler would answer that it knows no such worker, and then its Nanny would end as well.
+        """
+        if self._leaving:
+            return
+        self._beating = True
+        try:
+            await super().heartbeat()
+        finally:
+            self._beating = False
         callback = self.periodic_callbacks["heartbeat"]
         callback.callback_time = max(callback.callback_time, HEARTBEAT)
 
@@ -156,6 +166,8 @@ class LeaseWorker(Worker):
 
     async def _start_anew(self, why: str, key: Any) -> None:
         """Have this process replaced on the same GPU; its CUDA context answers wrongly from now on."""
+        while self._beating:  # noqa: ASYNC110 - Dask has no event
+            await asyncio.sleep(0.01)
         try:
             await self.scheduler.gpupool_spoilt(part=self.name, key=key, why=why)
         finally:

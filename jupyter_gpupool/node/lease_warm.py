@@ -12,6 +12,8 @@ import importlib
 PRELOADED = (
     "numpy",
     "pandas",
+    "dask.array",
+    "dask.dataframe",
     "distributed",
     "distributed.shuffle",
     "distributed.dashboard.scheduler",

@@ -1,0 +1,107 @@
+"""The parts of `node.leases` that need no process: claims, paths, the table, logs, interfaces."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from jupyter_gpupool.node.lease_claims import read_claim
+from jupyter_gpupool.node.lease_logs import KEPT, KeptLogs, read_tail
+from jupyter_gpupool.node.lease_specs import address_of
+from jupyter_gpupool.node.lease_table import Entry, Table, safe_name
+
+SCHEDULER, WORKER = Entry("a", "a", "me"), Entry("a/0", "a", "me", {"id": "a/0"})
+
+
+@pytest.mark.parametrize(
+    ("entry", "said", "report"),
+    [
+        pytest.param(
+            SCHEDULER,
+            {"report": "drained", "slice": "a/1", "forced": ["x"], "lost": []},
+            {"report": "slice_drained", "slice": "a/1", "forced": ["x"], "lost": [], "lease": "a"},
+            id="a scheduler speaks of its own slices",
+        ),
+        pytest.param(SCHEDULER, {"report": "drained", "slice": "b/1"}, None, id="and of no other lease's"),
+        pytest.param(SCHEDULER, {"report": "drained", "slice": ["a/1"]}, None, id="in the right types"),
+        pytest.param(
+            WORKER, {"report": "drained", "slice": "a/0"}, None, id="a worker does not drain itself"
+        ),
+        pytest.param(WORKER, {"report": "idle", "since": 5}, None, id="nor says that the lease is idle"),
+        pytest.param(
+            SCHEDULER,
+            {"report": "idle", "since": "5"},
+            {"report": "lease_idle", "since": 5, "lease": "a"},
+            id="idle",
+        ),
+        pytest.param(SCHEDULER, {"report": "idle", "since": "long"}, None, id="idle since nobody knows when"),
+        pytest.param(
+            WORKER,
+            {"report": "first_task", "slice": "b/7"},
+            {"report": "first_task", "slice": "a/0", "lease": "a"},
+            id="a worker speaks of its own slice, whatever it says",
+        ),
+        pytest.param(
+            SCHEDULER, {"report": "slice_freed", "slice": "a/0"}, None, id="only the agent says free"
+        ),
+        pytest.param(SCHEDULER, {"report": ["drained"]}, None, id="what is no report is none"),
+    ],
+)
+def test_what_a_lease_says_is_a_claim(entry, said, report):
+    assert read_claim(entry, said) == report
+
+
+def test_claims_are_of_a_bounded_length():
+    report = read_claim(SCHEDULER, {"report": "drained", "slice": "a/1", "forced": ["x" * 10_000] * 10_000})
+    assert len(json.dumps(report)) < 400_000
+
+
+def test_no_two_ids_share_a_path():
+    ids = ["a", "a/0", "a_0", "a/1", "A", "../a", "a" * 300, "a" * 299 + "b", "ä"]
+    names = [safe_name(each) for each in ids]
+    assert len(set(names)) == len(ids)
+    assert all("/" not in name and len(name) <= 40 and not name.startswith(".") for name in names)
+
+
+def test_the_table_outlives_its_agent_and_is_its_owner_s_alone(tmp_path):
+    table = Table(tmp_path / "leases.json", str(tmp_path))
+    table.entries["a/0"] = Entry("a/0", "a", "me", {"id": "a/0"}, "running", 12, 34)
+    table.save()
+    again = Table(tmp_path / "leases.json", str(tmp_path))
+    assert (again.entries, again.agent, again.run) == (table.entries, table.agent, table.run)
+    assert (tmp_path / "leases.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"boot": "another", "agent": "x", "entries": [{"key": 1}]}']
+)
+def test_a_table_that_is_broken_or_of_another_boot_is_empty(tmp_path, text):
+    (tmp_path / "leases.json").write_text(text)
+    assert Table(tmp_path / "leases.json", str(tmp_path)).entries == {}
+
+
+def test_a_log_is_read_only_where_it_is_a_plain_file_of_its_user(tmp_path):
+    secret, link, pipe = tmp_path / "secret", tmp_path / "link", tmp_path / "pipe"
+    secret.write_text("of another")
+    link.symlink_to(secret)
+    os.mkfifo(pipe)
+    assert read_tail(secret, os.geteuid()) == "of another"
+    assert read_tail(secret, os.geteuid(), 7) == "another"
+    assert [read_tail(each, os.geteuid()) for each in (link, pipe, tmp_path, tmp_path / "none")] == [""] * 4
+
+
+def test_logs_are_kept_of_the_last_leases(tmp_path):
+    kept = KeptLogs(tmp_path / "logs")
+    for number in range(KEPT + 3):
+        kept.keep(f"lease{number}", [{"name": "scheduler", "text": f"{number}"}])
+        os.utime(tmp_path / "logs" / f"lease{number}", (number, number))
+    assert kept.read("lease0") == []
+    assert kept.read(f"lease{KEPT + 2}") == [{"name": "scheduler", "text": f"{KEPT + 2}"}]
+
+
+def test_an_interface_that_does_not_exist_is_named_with_those_that_do():
+    assert (address_of("127.0.0.1"), address_of("lo")) == ("127.0.0.1", "127.0.0.1")
+    with pytest.raises(ValueError, match=r"no network interface eth77 .* there are .*lo"):
+        address_of("eth77")
