@@ -131,8 +131,9 @@ class GPUPoolCluster(Cluster):
 
     async def _scale(self, n: int) -> None:
         assert self._lease is not None
-        await self._lease.scale(n)
-        self._wanted = n
+        if n != self._wanted:
+            await self._lease.scale(n)
+            self._wanted = n
 
     def adapt(self, Adaptive: type[Adaptive] = PoolAdaptive, **kwargs: Any) -> Adaptive:  # noqa: N803 - Dask's name
         """Let the number of workers follow the work; the keyword arguments are those of Dask's `Adaptive`."""

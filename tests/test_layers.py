@@ -39,6 +39,7 @@ ROOMS = {
     "progress": "client",
     "_": "client",
     "embedded": "embedded",
+    "embedded_start": "embedded",
     "commands": "words",
     "display": "display",
     "tables": "display",
