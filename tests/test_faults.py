@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from jupyter_gpupool.core.faults import FAULTS, SUSPECT, Fault, classify_error, is_hardware, needs_restart
+from jupyter_gpupool.core.faults import (
+    FAULTS,
+    SUSPECT,
+    Fault,
+    classify_error,
+    is_hardware,
+    needs_restart,
+    runs_again,
+)
 from jupyter_gpupool.core.model import Verdict
 from jupyter_gpupool.driver.simulated import CUDARuntimeError
 from jupyter_gpupool.driver.simulated.cuda import ERRORS
@@ -122,6 +130,13 @@ def test_a_task_runs_elsewhere_only_where_error_and_verdict_both_speak_of_the_gp
         (Fault.POISONED, Verdict.GONE),
     }
     assert is_hardware(fault, verdict) is ((fault, verdict) in expected)
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_a_task_runs_again_on_the_same_device_only_where_the_driver_speaks_of_hardware_too(fault):
+    """A program that raises such errors by itself does not run for ever."""
+    assert runs_again(fault, hardware=True) is (fault is Fault.HARDWARE)
+    assert not runs_again(fault, hardware=False)
 
 
 def test_a_process_is_restarted_for_what_sticks_to_it_and_for_nothing_else():

@@ -519,6 +519,18 @@ class TestEvidence:
         assert bench.xid(63).poll == (bench.name(0),)
         assert bench.xid(106).poll == ()
 
+    @pytest.mark.parametrize(
+        ("code", "hardware"), [(94, True), (74, True), (95, True), (31, False), (109, False)]
+    )
+    def test_whether_the_hardware_has_failed_in_this_moment_can_be_asked(self, code, hardware):
+        """For a task whose device stays: its error is the program's unless the driver says otherwise."""
+        bench = Bench()
+        bench.xid(code)
+        device = bench.name(0)
+        assert bench.judge.failed_just_now(device, bench.now + 5 * SECOND) is hardware
+        assert not bench.judge.failed_just_now(device, bench.now + 6 * SECOND)
+        assert not bench.judge.failed_just_now("GPU-other", bench.now)
+
     def test_opinions_are_what_a_controller_that_missed_them_is_told(self):
         bench = Bench()
         bench.xid(79, 1)

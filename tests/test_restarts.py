@@ -109,3 +109,17 @@ def test_a_task_that_does_not_end_does_not_keep_a_spoilt_process_alive(lease, cl
     restart(lease)
     assert stuck.result(timeout=LONGEST) != before
     assert runs(file) == 2
+
+
+def test_a_contained_memory_error_costs_a_process_and_no_task(lease, client, tmp_path):
+    """The hardware failed and the GPU stays: the task runs again on it, in a new process."""
+    file = tmp_path / "runs"
+    before = client.submit(os.getpid).result(timeout=LONGEST)
+    lease.node.machine.fail(lease.parts[0].device, 94)
+    hit = client.submit(trace, file)
+    suspect = lease.node.wait("suspect", slice=lease.parts[0].id)
+    assert suspect["error"].startswith("cudaErrorContained")
+    answer = {"verdict": "restart_worker", "sentence": "XID 94", "hardware": True, "final": True}
+    lease.node.obey("verdict", device=suspect["device"], **answer)
+    assert hit.result(timeout=LONGEST) != before
+    assert client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.tasks[hit.key].suspicious) == 0

@@ -135,6 +135,19 @@ def is_hardware(fault: Fault, verdict: Verdict) -> bool:
     return verdict in worst or (fault is Fault.HARDWARE and verdict is Verdict.RETIRE_SOON)
 
 
+def runs_again(fault: Fault, *, hardware: bool) -> bool:
+    """Say whether a held-back task runs again although its device stays: the hardware failed, and only once.
+
+    A contained memory error costs one process; neither the program nor the whole GPU is to blame.
+
+    Args:
+        fault: What the task's exception looks like.
+        hardware: The driver has announced a hardware error on the device in the same moment. Without that, a
+            program that raises such errors by itself would run for ever.
+    """
+    return fault is Fault.HARDWARE and hardware
+
+
 def needs_restart(fault: Fault) -> bool:
     """Say whether the process must not take another task, whatever becomes of the GPU."""
     return fault in SUSPECT

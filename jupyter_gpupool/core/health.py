@@ -25,7 +25,7 @@ from jupyter_gpupool.core.model import Verdict, VerdictChanged
 from jupyter_gpupool.core.poolhealth import PoolJudge, PoolOutcome
 from jupyter_gpupool.core.rules import LINKS, RULES, Case, first_match
 from jupyter_gpupool.core.thresholds import Thresholds
-from jupyter_gpupool.core.xids import CLASSES, XidClass, lookup_event
+from jupyter_gpupool.core.xids import CLASSES, WHOLE_DEVICE, XidClass, concerned, lookup_event
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,8 +45,6 @@ __all__ = [
     "concerned",
 ]
 
-#: How the driver writes "the whole device" in an event.
-_WHOLE_DEVICE = (-1, 0xFFFFFFFF)
 #: Two cures that are treated in their own way.
 _PERSON, _PROGRAM = "a person's decision", "the program's fault"
 #: How many devices that are long gone are remembered, in case they come back.
@@ -68,20 +66,6 @@ class Outcome:
             findings=self.findings + other.findings,
             poll=self.poll + other.poll,
         )
-
-
-def concerned(instance: int, slices: Iterable[tuple[str, int]]) -> tuple[str, ...]:
-    """Give the slices of a device that an NVML event concerns: all of them, unless it names a MIG instance.
-
-    Args:
-        instance: The event's GPU instance, or -1 for the whole device.
-        slices: (id of the slice, its GPU instance, or -1 where it is none or is not known).
-
-    >>> concerned(-1, [("a/0", 1), ("b/0", 2)]), concerned(2, [("a/0", 1), ("b/0", 2)])
-    (('a/0', 'b/0'), ('b/0',))
-    """
-    whole = instance in _WHOLE_DEVICE
-    return tuple(name for name, own in slices if whole or own in (instance, -1))
 
 
 class Judge:
@@ -148,7 +132,7 @@ class Judge:
         """
         seen = self._history(event.device, event.now)
         row = lookup_event(event, dict(self.limits.xids))
-        instance = -1 if event.gpu_instance in _WHOLE_DEVICE else event.gpu_instance
+        instance = -1 if event.gpu_instance in WHOLE_DEVICE else event.gpu_instance
         owners = sorted(set(programs))
         seen.take_incident(row, event.now, instance, owners, self.limits)
         if row.kind is XidClass.APPLICATION:
@@ -181,6 +165,13 @@ class Judge:
         """Give the present verdict on a device, as it was last told."""
         seen = self.histories.get(device) or History(device=device, name=device, heard=now)
         return self._change(seen, now, None)
+
+    def failed_just_now(self, device: str, now: int) -> bool:
+        """Say whether the driver has announced a hardware error on a device within the last seconds."""
+        seen = self.histories.get(device)
+        kinds = (XidClass.CONTAINED, XidClass.LINK, XidClass.RESET, XidClass.GONE)
+        recent = seen.of(*kinds) if seen else []
+        return any(now - each.last <= self.limits.coalesce for each in recent)
 
     def opinions(self, now: int) -> tuple[VerdictChanged, ...]:
         """Give the verdicts that are not simply `fine`, for telling a controller that has missed them."""

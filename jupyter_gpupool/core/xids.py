@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from jupyter_gpupool.core.model import NvmlEvent, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 class XidClass(StrEnum):
@@ -188,6 +188,8 @@ _POLL_ROWS: tuple[_Row, ...] = (
     ((160,), _W, "a memory channel was retired", "NVIDIA ignores it, NVSentinel reboots"),
 )
 
+#: How the driver writes "the whole device" in an event.
+WHOLE_DEVICE = (-1, 0xFFFFFFFF)
 #: NVIDIA's catalogue ends here (October 2025 edition and what gpud adds).
 LAST_CODE = 173
 
@@ -243,3 +245,17 @@ def lookup_event(event: NvmlEvent, classes: Mapping[int, str] | None = None) -> 
     if event.kind == "xid":
         return lookup(event.xid, classes)
     return EVENTS.get(event.kind) or Xid(event.kind, "a note of the driver", _I, "no statement about the GPU")
+
+
+def concerned(instance: int, slices: Iterable[tuple[str, int]]) -> tuple[str, ...]:
+    """Give the slices of a device that an NVML event concerns: all of them, unless it names a MIG instance.
+
+    Args:
+        instance: The event's GPU instance, or -1 for the whole device.
+        slices: (id of the slice, its GPU instance, or -1 where it is none or is not known).
+
+    >>> concerned(-1, [("a/0", 1), ("b/0", 2)]), concerned(2, [("a/0", 1), ("b/0", 2)])
+    (('a/0', 'b/0'), ('b/0',))
+    """
+    whole = instance in WHOLE_DEVICE
+    return tuple(name for name, own in slices if whole or own in (instance, -1))

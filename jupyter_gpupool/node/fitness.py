@@ -136,7 +136,9 @@ class Fitness:
         await self.look()
         if self._judge.opinion(device, now_ms()).verdict not in CONDEMNED:
             await asyncio.sleep(LATER)
-        return {**order_of(self._judge.opinion(device, now_ms())), "final": True}
+        now = now_ms()
+        hardware = self._judge.failed_just_now(device, now)
+        return {**order_of(self._judge.opinion(device, now)), "final": True, "hardware": hardware}
 
     async def look(self) -> None:
         """Ask the driver now, and wait for its answer, but not for ever."""
