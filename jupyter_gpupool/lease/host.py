@@ -174,6 +174,8 @@ def make_cluster(spec: dict[str, Any]) -> Any:
     WorkerProcess._init_msg_interval = 0.01  # noqa: SLF001 - 50 ms of polling is a tenth of a warm start
     os.environ["CUDA_VISIBLE_DEVICES"] = spec["device"]
     given = {name: value for name, value in spec["options"].items() if name in OPTIONS}
+    environment = spec["options"].get("environment") or {}
+    given.setdefault("pre_import", environment.get("pre_import"))
     # dask-cuda's defaults would take the whole node's memory and 80 % of the whole GPU's.
     given.setdefault("device_memory_limit", int(spec["vram"] * 0.8))
     cluster = CUDAWorker(

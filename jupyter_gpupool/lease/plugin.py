@@ -43,6 +43,7 @@ class LeasePlugin(SchedulerPlugin):
         self._scheduler: Any = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._retiring: dict[str, Retirement] = {}
+        self._dropping: dict[str, asyncio.Task[None]] = {}
         #: What it cost to drain each slice; a worker of one of these is never let in again.
         self._drained: dict[str, Drained] = {}
         self.deaths: Deaths
@@ -100,9 +101,9 @@ class LeasePlugin(SchedulerPlugin):
     def add_worker(self, scheduler: Any, worker: str) -> None:
         """Hook: a worker has registered. One whose slice has been drained gets no task and is sent away."""
         found = scheduler.workers[worker]
-        if str(found.name) in self._drained:
+        if str(found.name) in self._drained or str(found.name) in self._dropping:
             scheduler.handle_worker_status_change(Status.closing_gracefully, found, f"{STIMULUS}late")
-            self._do(drop(scheduler, found, "its slice has been drained"))
+            self._do(self._send_away(found))
 
     async def before_close(self) -> None:
         """Hook: the scheduler ends."""
@@ -118,7 +119,8 @@ class LeasePlugin(SchedulerPlugin):
             part: The slice.
             why: The verdict's sentence.
         """
-        await self._now(part, why)
+        # Said when the pool orders the drain, which follows from the same verdict.
+        await self._drop(part, why)
 
     async def death(self, part: str, *, hardware: bool) -> None:
         """Hear whose fault a worker's death was.
@@ -159,13 +161,23 @@ class LeasePlugin(SchedulerPlugin):
         elif part not in self._retiring:
             self._do(self._finish(part, deadline_in / 1000, why))
 
+    async def _send_away(self, worker: Any) -> None:
+        await drop(self._scheduler, worker, "its slice has been drained")
+
     async def _now(self, part: str, why: str) -> None:
-        if part not in self._drained:
-            self._drained[part] = Drained()  # from here on nobody of this slice gets in
-            worker = self._find(part)
-            if worker is not None:
-                self._drained[part] = await drop(self._scheduler, worker, why)
+        await self._drop(part, why)
         self._say(_report(part, self._drained[part]))
+
+    async def _drop(self, part: str, why: str) -> None:
+        """Take a slice's worker out; the worker itself, and then the pool, may ask for it at the same time."""
+        if part not in self._dropping:
+            self._dropping[part] = self._do(self._take_out(part, why))
+        await asyncio.shield(self._dropping[part])
+
+    async def _take_out(self, part: str, why: str) -> None:
+        worker = self._find(part)
+        drained = Drained() if worker is None else await drop(self._scheduler, worker, why)
+        self._drained.setdefault(part, drained)
 
     async def _finish(self, part: str, deadline_s: float, why: str) -> None:
         worker = self._find(part)
@@ -194,10 +206,11 @@ class LeasePlugin(SchedulerPlugin):
         if self._link is not None:
             self._link.send(report)
 
-    def _do(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

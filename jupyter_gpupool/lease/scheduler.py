@@ -16,7 +16,7 @@ import socket
 import ssl
 import tempfile
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import dask
 from distributed import Scheduler
@@ -27,6 +27,9 @@ from jupyter_gpupool.lease.link import Link
 from jupyter_gpupool.lease.plugin import LeasePlugin
 from jupyter_gpupool.lease.settings import SETTINGS, security
 from jupyter_gpupool.lease.shuffles import LeaseShuffles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +49,17 @@ class LeaseScheduler(Scheduler):
             known.pop("stealing", None)
         super().__init__(extensions=known, **options)
         # Routes and `prepare` would miss Bokeh's pages and websockets, which are applications of their own.
-        guard_http(self.http_application, secret)
+        guard_http(self.http_application, secret, self._open_dashboard)
+        self._prefix = options.get("http_prefix", "/")
+
+    def _open_dashboard(self) -> None:
+        """Make Bokeh's pages for the first who asks: they are half of what a scheduler's start takes."""
+        try:
+            from distributed.dashboard.scheduler import connect
+        except ImportError:
+            logger.warning("there is no dashboard: bokeh is not installed in this environment")
+        else:
+            connect(self.http_application, self.http_server, self, prefix=self._prefix)
 
     @property
     def pool(self) -> LeasePlugin:
@@ -73,18 +86,24 @@ class LeaseScheduler(Scheduler):
         )
 
 
-def guard_http(application: Any, secret: str) -> None:
+def guard_http(application: Any, secret: str, first: Callable[[], None]) -> None:
     """Refuse every HTTP request, websockets included, that lacks the secret.
 
     Args:
         application: A tornado application.
         secret: What the header must say; empty: everything is refused.
+        first: Called once, before the first request that is let in.
     """
     inner = application.find_handler
+    opened = False
 
     def find_handler(request: Any, **kwargs: Any) -> Any:
         given = request.headers.get(SECRET_HEADER, "")
         if secret and hmac.compare_digest(given.encode(), secret.encode()):
+            nonlocal opened
+            if not opened:
+                opened = True
+                first()
             return inner(request, **kwargs)
         return application.get_handler_delegate(request, ErrorHandler, {"status_code": 403})
 
@@ -137,7 +156,7 @@ async def _start(spec: dict[str, Any], plugin: LeasePlugin) -> LeaseScheduler:
             port=first,
             protocol=options.get("protocol") or ("tls" if spec["credentials"] else "tcp"),
             dashboard_address=f"{host}:{second}",
-            dashboard=True,
+            dashboard=False,  # it is made for the first who opens it
             http_prefix=options.get("dashboard_prefix", "/"),
             security=keys,
             plugins=[plugin],

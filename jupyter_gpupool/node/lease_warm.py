@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import gc
 import importlib
+import ssl
 
 #: By name, as some need not be installed, and as a lease's rooms are nobody's to import.
 PRELOADED = (
+    "multiprocessing.popen_forkserver",
+    "multiprocessing.synchronize",
+    "tornado.platform.asyncio",
     "numpy",
     "pandas",
     "dask.array",
@@ -24,6 +28,7 @@ PRELOADED = (
     "distributed.http.health",
     "distributed.http.statics",
     "bokeh",
+    "bokeh.application.handlers.document_lifecycle",
     "dask_cuda",
     "dask_cuda.initialize",
     "jupyter_gpupool.lease.process",
@@ -40,6 +45,8 @@ def _load() -> None:
         except ImportError:
             continue  # its own process will say so, in its own log
     _simulate()
+    # The first context of a process initialises OpenSSL; this one holds no key.
+    ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     # What is loaded by now stays for good: let no collection in a forked process copy its pages.
     gc.collect()
     gc.freeze()
@@ -51,7 +58,8 @@ def _simulate() -> None:
         from jupyter_gpupool.driver import simulated
     except ImportError:
         return
-    simulated.install()
+    if simulated.install():
+        importlib.import_module("jupyter_gpupool.driver.simulated.tasks")
 
 
 _load()
