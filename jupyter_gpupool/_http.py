@@ -63,6 +63,10 @@ class PoolError(Exception):
         self.sentence = sentence
         self.advice = advice
         self.field = field
+        #: The status of the pool's answer; 0: it did not answer.
+        self.status = 0
+        #: All that is wrong, as the pool says it, where it is more than one thing.
+        self.errors: list[dict[str, str]] = []
 
     def __str__(self) -> str:
         return f"{self.sentence} {self.advice}".strip()
@@ -350,9 +354,11 @@ def _problem(address: Address, status: int, kind: str, answer: Any) -> PoolError
         return not_a_pool(address)
     if status == 401 and address.token:
         return _wrong_token(address)
-    return PoolError(
+    error = PoolError(
         str(answer.get("reason") or Reason.BAD_REQUEST),
         str(answer.get("detail") or answer.get("title") or f"The pool answers {status}."),
         str(answer.get("advice") or ""),
         str(answer.get("field") or ""),
     )
+    error.status, error.errors = status, list(answer.get("errors") or ())
+    return error

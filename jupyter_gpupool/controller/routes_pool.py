@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.controller import fields, lease_views, views
@@ -126,17 +127,39 @@ async def usage(call: Call) -> Answer:
 
 
 async def notices(call: Call) -> Answer:
-    """List what a person is told, after a number; with `wait`, as soon as there is something."""
+    """List what a person is told, after a number; with `wait`, as soon as there is something.
+
+    With `leases` a change of one of the person's leases is something too.
+    """
     face, person, loop = call.controller, call.asker, asyncio.get_running_loop()
     after, limit = call.query.get("after", 0), call.query.get("limit", 100)
-    end = loop.time() + call.query.get("wait", 0.0)
+    known, end = call.query.get("leases"), loop.time() + call.query.get("wait", 0.0)
     while True:
         found = face.store.notices(after, person.user, admin=person.admin, limit=limit)
-        if found.notices or found.missed or loop.time() >= end:
-            return Answer({"notices": found.notices, "next": found.next, "missed": found.missed})
+        leases = lease_mark(call)
+        if found.notices or found.missed or known not in (None, leases) or loop.time() >= end:
+            answer = {"notices": found.notices, "next": found.next, "missed": found.missed, "leases": leases}
+            return Answer(answer)
         after = found.next
         told = functools.partial(face.store.is_told, person.user, after, admin=person.admin)
-        await call.waiters.until(told, end)
+        await call.waiters.until(lambda told=told: told() or known not in (None, lease_mark(call)), end)
+
+
+def lease_mark(call: Call) -> int:
+    """Return a number that differs when any lease that is the person's or shared with them does."""
+    pool, user = call.controller.pool, call.asker.user
+    version, marks = call.memory.get("lease marks", (-1, {}))
+    if version != pool.version:  # for all people at once, and once a change
+        marks = {}
+        for ident, each in pool.leases.items():
+            owner = each.request.user
+            marks[owner] = zlib.crc32(f"{ident} {each.version}".encode(), marks.get(owner, 0))
+        call.memory["lease marks"] = (pool.version, marks)
+    mark = int(marks.get(user, 0))
+    for ident in sorted(call.controller.store.shared_to(user)):
+        each = pool.leases.get(ident)
+        mark = zlib.crc32(f"{ident} {each.version if each else 0}".encode(), mark)
+    return mark
 
 
 async def authority(call: Call) -> Answer:
@@ -201,6 +224,11 @@ ROUTES = (
             "after": Field(fields.natural("after"), {"type": "string"}, "The `next` of the last answer."),
             "wait": Field(
                 fields.seconds(60), {"type": "string"}, "How long the answer may be held back, in seconds."
+            ),
+            "leases": Field(
+                fields.natural("leases"),
+                {"type": "string"},
+                "The `leases` of the last answer: answer too when one of your leases is another since.",
             ),
             "limit": _text_limit(PAGE),
         },

@@ -254,7 +254,7 @@ SCHEMAS: dict[str, Schema] = {
     "Queue": thing({"queue": many(thing(_WAITS))}),
     "ProjectsNow": thing({"projects": many(thing(_PROJECT, optional=("users", "members")))}),
     "Usage": thing({"usage": many(thing({"project": TEXT, "user": TEXT, "gpus": NUMBER, "leases": WHOLE}))}),
-    "Notices": thing({"notices": many(thing(_NOTICE)), "next": WHOLE, "missed": FLAG}),
+    "Notices": thing({"notices": many(thing(_NOTICE)), "next": WHOLE, "missed": FLAG, "leases": WHOLE}),
     "Token": thing({"kind": words(routes_admin.KINDS), "token": TEXT, "user": TEXT, "line": TEXT}),
     "Tokens": thing({"tokens": many(thing(_TOKEN))}),
     "LoggedIn": thing({"token": TEXT, "user": TEXT}),
