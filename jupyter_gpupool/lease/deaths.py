@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: Seconds after which a death is forgotten of which no host has said anything.
+_FORGOTTEN = 60
 #: States in which a task is still to be run, and can fail.
 _OPEN = ("processing", "queued", "no-worker")
 
@@ -38,7 +40,13 @@ class Deaths:
             tasks: What it had to do.
         """
         if tasks:
-            self._open[str(worker.name)] = worker, tasks
+            death = self._open[str(worker.name)] = worker, tasks
+            self._scheduler.loop.call_later(_FORGOTTEN, self._forget, str(worker.name), death)
+
+    def _forget(self, part: str, death: tuple[WorkerState, list[TaskState]]) -> None:
+        """Blame nobody where the host is gone as well: a node has failed, or the end was wanted."""
+        if self._open.get(part) is death:
+            del self._open[part]
 
     def settle(self, part: str, *, hardware: bool) -> None:
         """Blame the tasks of a dead worker, or nobody.

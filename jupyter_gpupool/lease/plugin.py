@@ -169,7 +169,7 @@ class LeasePlugin(SchedulerPlugin):
         self._say(_report(part, self._drained[part]))
 
     async def _drop(self, part: str, why: str) -> None:
-        """Take a slice's worker out; the worker itself, and then the pool, may ask for it at the same time."""
+        """Take a slice's worker out; the worker itself and the pool may ask for it at the same time."""
         if part not in self._dropping:
             self._dropping[part] = self._do(self._take_out(part, why))
         await asyncio.shield(self._dropping[part])
@@ -189,6 +189,8 @@ class LeasePlugin(SchedulerPlugin):
             finally:
                 del self._retiring[part]
         # Meanwhile the device may have failed for good, and the worker have been dropped.
+        if part in self._dropping:
+            await asyncio.shield(self._dropping[part])
         self._drained.setdefault(part, drained)
         self._say(_report(part, self._drained[part]))
 

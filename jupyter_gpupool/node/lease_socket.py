@@ -83,10 +83,10 @@ class LeaseSocket:
         try:
             if _peer(writer) in (self._uid, 0):
                 await self._listen(reader, writer)
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             logger.warning("a process of a lease said what cannot be read: %s", error)
-        except asyncio.CancelledError:
-            pass
+        except (OSError, asyncio.CancelledError):
+            pass  # it has ended, or this agent does
         finally:
             self._writers.discard(writer)
             if self._main is writer:
