@@ -94,7 +94,7 @@ def test_a_lease_from_request_to_release(run, pool):
     assert lease.refresh().ends_at - time.time() > 10000
     assert run("keep")[0] == 0
     assert "scheduler" in run("logs", "sweep")[1]
-    assert run("usage")[1].splitlines()[-1].split()[2:] == ["2.0", "1"]
+    assert run("usage")[1].splitlines()[-1].split()[2:] == ["2", "1"]
     assert run("release", "sweep")[1] == "Released: sweep.\n"
     assert lease.refresh().state in ("draining", "ended")
 
@@ -245,3 +245,9 @@ def test_output_that_nobody_reads_to_the_end_is_no_error(pool):
     )
     assert said.stdout.startswith("8 GPUs")
     assert "Traceback" not in said.stderr
+
+
+def test_the_reference_has_every_command():
+    text = (Path(__file__).parents[1] / "docs" / "reference.md").read_text()
+    missing = [each.name for each in cli.ALL if f" {each.name}" not in text]
+    assert missing == []
