@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import ssl
 import time
 import urllib.error
@@ -162,6 +164,17 @@ def test_a_task_that_kills_its_workers_fails_after_the_allowed_number(lease, cli
     with pytest.raises(KilledWorker):
         client.submit(lambda: __import__("os")._exit(3)).result(timeout=LONGEST)
     assert client.submit(square, 3).result(timeout=LONGEST) == 9
+
+
+def test_a_stopped_worker_is_replaced_and_its_task_runs_again(lease, client):
+    lease.drain(1, "now")
+    [pid] = client.run(os.getpid).values()
+    future = client.submit(square, 6, 1.0)
+    time.sleep(0.3)
+    os.kill(pid, signal.SIGSTOP)
+    assert future.result(timeout=LONGEST) == 36
+    assert client.submit(os.getpid, pure=False).result(timeout=LONGEST) != pid
+    assert client.run_on_scheduler(suspicions) == {}
 
 
 # --------------------------------------------------------------------------------- a worker that is to finish

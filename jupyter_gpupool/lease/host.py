@@ -10,16 +10,20 @@ import contextlib
 import logging
 import os
 import signal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask
 
 from jupyter_gpupool.core.faults import Fault, is_hardware
 from jupyter_gpupool.core.model import Verdict
+from jupyter_gpupool.lease import pulse
 from jupyter_gpupool.lease.link import Link, ask
 from jupyter_gpupool.lease.settings import PATIENCE, SETTINGS, security
 from jupyter_gpupool.lease.sharing import share_forkserver
 from jupyter_gpupool.lease.worker import LeaseWorker
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
 
 logger = logging.getLogger(__name__)
 
@@ -116,20 +120,28 @@ class _Host:
             cluster = make_cluster(self._spec)
             self._nanny = cluster.nannies[0]
             self._watch_exits(self._nanny)
-            await cluster
+            stopped = asyncio.create_task(self._stopped.wait())
+            if not await _first(_started(cluster), stopped):
+                return  # it is to end before it has begun
         except Exception as error:
             logger.exception("the slice's worker did not start")
             self._say(link, {"report": "failed", "why": f"{type(error).__name__}: {error}"})
             await asyncio.sleep(0.2)
             raise SystemExit(1) from error
         self._say(link, {"report": "started", "worker": self._nanny.worker_address})
-        stopped = asyncio.create_task(self._stopped.wait())
-        finished = asyncio.create_task(cluster.finished())
-        await asyncio.wait((stopped, finished), return_when=asyncio.FIRST_COMPLETED)
+        watch = asyncio.create_task(pulse.watch(lambda: self._nanny.pid, self._replace))
+        await _first(cluster.finished(), stopped)
+        watch.cancel()
         with contextlib.suppress(Exception):
             await cluster.close(timeout=_CLOSE)
-        for task in (stopped, finished):
-            task.cancel()
+
+    async def _replace(self, why: str) -> None:
+        """Start another worker on the same GPU in place of one that cannot be asked; nobody is blamed."""
+        logger.warning("the worker is started anew: %s", why)
+        with contextlib.suppress(OSError, TimeoutError):
+            told = self._nanny.scheduler.gpupool_spoilt(part=self._spec["slice"], key=None, why=why)
+            await asyncio.wait_for(told, PATIENCE)
+        await self._nanny.kill(timeout=1, reason=why)  # and its Nanny starts the next one
 
     def _say(self, link: Link, report: dict[str, Any]) -> None:
         self._state = {**report, "slice": self._spec["slice"]}
@@ -160,6 +172,21 @@ class _Host:
         with contextlib.suppress(OSError, TimeoutError):
             told = nanny.scheduler.gpupool_death(part=self._spec["slice"], hardware=hardware)
             await asyncio.wait_for(told, PATIENCE)
+
+
+async def _started(cluster: Any) -> None:
+    await cluster
+
+
+async def _first(work: Coroutine[Any, Any, None], stopped: asyncio.Task[Any]) -> bool:
+    """Wait for some work, and give it up where the end comes first; False then."""
+    task = asyncio.create_task(work)
+    await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+    if not task.done():
+        task.cancel()
+        return False
+    await task
+    return True
 
 
 def make_cluster(spec: dict[str, Any]) -> Any:

@@ -96,6 +96,8 @@ def find_account(user: str, *, switches: bool) -> Account:
     """
     if not switches:
         uid = os.geteuid()
+        with contextlib.suppress(KeyError):  # a UID without an entry, as in containers
+            user = pwd.getpwuid(uid).pw_name
         home = os.path.expanduser("~")  # noqa: PTH111 - works for a UID without an entry, as in containers
         return Account(user, uid, os.getegid(), tuple(os.getgroups()), home, switch=False)
     try:

@@ -6,6 +6,7 @@ Written before a process is started and after each change, by its owner only (06
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -81,6 +82,9 @@ class Table:
         self.run = Path(data.get("run") or "")
         if not same_boot or not data.get("run") or not self.run.is_dir():
             self.run = Path(tempfile.mkdtemp(prefix="gpupool-", dir=scratch))
+        # systemd-tmpfiles, which tidies the folder of temporary files, leaves alone what is locked.
+        self._lock = os.open(self.run, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         self.entries: dict[str, Entry] = {}
         if same_boot:
             for each in data.get("entries", ()):
@@ -120,6 +124,10 @@ class Table:
     def of_lease(self, lease: str) -> list[Entry]:
         """Answer with what there is of a lease on this node."""
         return [each for each in self.entries.values() if each.lease == lease]
+
+    def close(self) -> None:
+        """Let go of the folder of sockets and work."""
+        os.close(self._lock)
 
     def remove_run(self) -> None:
         """Remove the folder of sockets and work, when no lease is left."""

@@ -223,6 +223,7 @@ class Leases:
         await self._processes.close()
         if not self._table.entries:
             self._table.remove_run()
+        self._table.close()
 
     # ------------------------------------------------------------------------------------------------- orders
 
