@@ -95,6 +95,11 @@ class TestSignals:
         assert (bench.verdict(0), bench.verdict(1)) == (FINE, WATCH)
         assert "% of the readings of 10 minutes" in bench.judge.opinion(bench.name(1), bench.now).sentence
 
+    def test_the_software_power_cap_at_full_load_is_no_slowdown(self):
+        bench = Bench()
+        bench.run(20 * MINUTE, gpu0={"slowdown": 0x4})
+        assert bench.changes == []
+
     def test_one_slow_sample_says_nothing(self):
         bench = Bench()
         bench.read(0, slowdown=0x8)
@@ -398,6 +403,14 @@ class TestWayBack:
         bench.wait(MINUTE)
         bench.list(0, 2, 3, boot="boot-2")
         assert [bench.verdict(gpu) for gpu in range(3)] == [FINE, GONE, FINE]
+
+    def test_a_listing_that_does_not_say_which_boot_it_is_of_is_no_reboot_and_hides_none(self):
+        bench = Bench()
+        bench.xid(95)
+        bench.list(0, 1, 2, 3, boot="")
+        assert bench.verdict(0) is EVACUATE
+        bench.list(0, 1, 2, 3, boot="boot-2")
+        assert bench.verdict(0) is FINE
 
     def test_a_gpu_that_was_not_listed_comes_back_with_its_first_reading(self):
         bench = Bench()
@@ -783,6 +796,18 @@ def test_only_changes_are_told(steps):
             now = (change.verdict, rule, change.probation)
             assert last.get(change.device) != now or change.verdict is RESTART
             last[change.device] = now
+
+
+def test_a_flood_of_one_kind_washes_nothing_of_another_away():
+    bench = Bench()
+    for _ in range(4):
+        bench.xid(74)
+        bench.wait(MINUTE)
+    for _ in range(100):
+        bench.xid(109)
+        bench.wait(10 * SECOND)
+    bench.xid(74)
+    assert bench.verdict(0) is RETIRE
 
 
 def test_history_is_bounded_however_often_the_driver_speaks():
