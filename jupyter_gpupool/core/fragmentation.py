@@ -59,7 +59,6 @@ class Usual:
     worth: np.ndarray
 
 
-@functools.lru_cache(maxsize=32)
 def usual(demand: tuple[tuple[Shape, int], ...], vram: int, widest: int) -> Usual:
     """Put the usual requests into columns.
 
@@ -195,7 +194,7 @@ def pressure(demand: dict[frozenset[int], int], free: dict[int, int]) -> dict[in
     asked, there = sum(demand.values()), sum(free.values())
     found = dict.fromkeys(free, 0)
     for models, amount in demand.items():
-        choice = max(sum(free[model] for model in models), WHOLE // 2)
-        for model in models:
+        choice = max(sum(free.get(model, 0) for model in models), WHOLE // 2)
+        for model in models & found.keys():
             found[model] += amount * there * WHOLE // (asked * choice)
     return found

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jupyter_gpupool.core import mig
+from jupyter_gpupool.core.learned import learned
 from jupyter_gpupool.core.model import Instance
 
 if TYPE_CHECKING:
@@ -103,19 +104,9 @@ def _value(cluster: Cluster, geometry: mig.Geometry) -> np.ndarray:
     at = (cluster.geometry == cluster.geometries.index(geometry)) & (cluster.barred == 0)
     masks = (cluster.mask | cluster.fixed)[at] & (1 << geometry.slots) - 1
     there = table @ np.bincount(masks, minlength=1 << geometry.slots)
-    value: np.ndarray = (_asked(cluster, geometry) << _SHIFT) // (1 + there) @ table
+    value: np.ndarray = (learned(cluster).profiles(geometry) << _SHIFT) // (1 + there) @ table
     cluster.memo["values", geometry] = (now, value)
     return value
-
-
-def _asked(cluster: Cluster, geometry: mig.Geometry) -> np.ndarray:
-    """How often each plain profile is asked for, of 1024; each now and then."""
-    counts = {each.name: 0 for each in mig.plain(geometry)}
-    for shape, times in cluster.demand.usual:
-        if shape.mig in counts:
-            counts[shape.mig] += times
-    total = max(1, sum(counts.values()))
-    return np.array([8 + count * 1024 // total for count in counts.values()], dtype=np.int64)
 
 
 def _offered(cluster: Cluster, found: Room, rows: np.ndarray) -> np.ndarray:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jupyter_gpupool.core import fragmentation, instances
-from jupyter_gpupool.core.model import MIB, WHOLE
+from jupyter_gpupool.core.learned import FEW, kept, learned, one_of_each, open_devices
+from jupyter_gpupool.core.model import WHOLE
 from jupyter_gpupool.core.wants import MANY, Room, Want, by_host, room
 
 if TYPE_CHECKING:
@@ -26,13 +27,12 @@ if TYPE_CHECKING:
 WORTH_STEP = 100
 WASTE_STEP = 12 * 4 * fragmentation.WEIGHT
 #: Of one such step as many as a whole device counts on a model under full pressure.
-PRESSURE_STEPS = 20
+PRESSURE_STEPS = 30
+MOST_PRESSURE = 5 * WHOLE
 #: Parts of a step: pressure is finer than waste.
 FINE = 64
 #: No place.
 NONE = np.iinfo(np.int64).max
-#: From so many rows on it pays to look for those in the same state.
-MANY_ROWS = 32
 #: Rankings that are kept.
 KEPT = 512
 
@@ -85,7 +85,7 @@ class Ranking:
 
     def _update(self, cluster: Cluster, rows: np.ndarray) -> None:
         """Work out these rows; of those in the same state just one."""
-        if len(rows) < MANY_ROWS or self._want.node or self._want.exclude:
+        if len(rows) < FEW or self._want.node or self._want.exclude:
             self._work_out(cluster, rows)
             return
         one, of = one_of_each(cluster, rows)
@@ -97,8 +97,8 @@ class Ranking:
         want, found = self._want, room(cluster, self._want)
         usable = usable_devices(cluster, want, found, rows, doubtful=self._doubtful)
         self.room[rows] = capacity(cluster, want, found, rows, usable)
-        kept = self.room[rows] >= self._count
-        rows, usable = rows[kept], usable[kept]
+        enough = self.room[rows] >= self._count
+        rows, usable = rows[enough], usable[enough]
         if not len(rows):
             return
         if not want.instance:
@@ -110,11 +110,11 @@ class Ranking:
 
     def _rank(self, cluster: Cluster, found: Room, rows: np.ndarray, usable: np.ndarray) -> None:
         want, count = self._want, self._count
-        free = _open(cluster, rows)
+        free = open_devices(cluster, rows)
         charge = found.charge[rows]
         cpus = cluster.cpus[rows] - count * found.cpus[rows]
         memory = cluster.memory[rows] - count * found.memory[rows]
-        before = _wasted(cluster)[rows]
+        before = kept(cluster).waste[rows]
         if want.host_only:
             tries = _plain(free)
         elif want.whole:
@@ -124,7 +124,8 @@ class Ranking:
         else:
             tries = _with_shares(cluster, rows, free, usable, charge, count=count if want.stack else -count)
         which, column = tries.row, tries.column
-        added = waste_of(cluster, rows[which], tries.free, cpus[which], memory[which]) - before[which]
+        after = learned(cluster).waste(cluster, rows[which], tries.free, cpus[which], memory[which])
+        added = after - before[which]
         if len(which) > len(rows):
             best = _best_of(which, added, tries.free)
             added, column = added[best], column[best]
@@ -133,26 +134,20 @@ class Ranking:
 
 def ranking(cluster: Cluster, want: Want, count: int, *, doubtful: bool) -> Ranking:
     """The ranking of a kind of slice, up to date."""
-    kept = cluster.memo.setdefault("rankings", {})
-    assert isinstance(kept, dict)
+    known = cluster.memo.setdefault("rankings", {})
+    assert isinstance(known, dict)
     key = (want, count, doubtful)
-    found = kept.get(key)
+    found = known.get(key)
     if found is None:
-        if len(kept) >= KEPT:
-            kept.pop(next(iter(kept)))
-        found = kept[key] = Ranking(cluster, want, count, doubtful=doubtful)
+        if len(known) >= KEPT:
+            known.pop(next(iter(known)))
+        found = known[key] = Ranking(cluster, want, count, doubtful=doubtful)
     assert isinstance(found, Ranking)
     found.refresh(cluster)
     return found
 
 
 # ------------------------------------------------------------------------------------------ what is free
-
-
-def one_of_each(cluster: Cluster, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """One row of each state, and for each row which of these it is like."""
-    _, first, of = np.unique(cluster.states(rows), return_index=True, return_inverse=True)
-    return rows[first], of
 
 
 def usable_devices(
@@ -184,12 +179,6 @@ def capacity(cluster: Cluster, want: Want, found: Room, rows: np.ndarray, usable
     return by_host(counts, (cluster.cpus[rows], found.cpus[rows]), (cluster.memory[rows], found.memory[rows]))
 
 
-def _open(cluster: Cluster, rows: np.ndarray) -> np.ndarray:
-    """Free thousandths of devices that take whole work and shares."""
-    given = (cluster.barred[rows] == 0) & (cluster.geometry[rows] == 0)
-    return np.where(given, cluster.free[rows], 0)
-
-
 # ------------------------------------------------------------------------------ whole devices and shares
 
 
@@ -211,18 +200,9 @@ def _plain(free: np.ndarray) -> _Tries:
     return _Tries(nothing, free, np.arange(len(free)), nothing)
 
 
-def _worths(cluster: Cluster, rows: np.ndarray) -> np.ndarray:
-    """For each row the worth of gaps by their hundredths."""
-    sizes = cluster.vram[rows].max(axis=1)
-    tables = np.zeros((len(rows), fragmentation.STEPS + 1), dtype=np.int64)
-    for size in np.unique(sizes):
-        tables[sizes == size] = _usual(cluster, int(size)).worth
-    return tables
-
-
 def _lost_worth(cluster: Cluster, rows: np.ndarray, free: np.ndarray, charge: np.ndarray) -> np.ndarray:
     """What the worth of each device's gap goes down by, in steps."""
-    tables, step = _worths(cluster, rows), fragmentation.STEP
+    tables, step = learned(cluster).worths(cluster, rows), fragmentation.STEP
     each = np.arange(len(rows))[:, None]
     lost = tables[each, free // step] - tables[each, np.maximum(free - charge, 0) // step]
     found: np.ndarray = (lost + WORTH_STEP // 2) // WORTH_STEP
@@ -231,7 +211,7 @@ def _lost_worth(cluster: Cluster, rows: np.ndarray, free: np.ndarray, charge: np
 
 def gap_cost(cluster: Cluster, rows: np.ndarray, charge: np.ndarray) -> np.ndarray:
     """What a share costs on each device of these rows: least worth lost, then the smallest gap."""
-    free = _open(cluster, rows)
+    free = open_devices(cluster, rows)
     cost: np.ndarray = _lost_worth(cluster, rows, free, charge) * 2048 + free
     return cost
 
@@ -286,91 +266,19 @@ def _best_of(which: np.ndarray, added: np.ndarray, after: np.ndarray) -> np.ndar
     return found
 
 
-# ------------------------------------------------------------------------------------------------- waste
-
-
-def _usual(cluster: Cluster, vram: int) -> fragmentation.Usual:
-    widest = max(1, int(cluster.devices.max()))
-    return fragmentation.usual(cluster.demand.usual, vram, widest)
-
-
-def waste_of(
-    cluster: Cluster, rows: np.ndarray, free: np.ndarray, cpus: np.ndarray, memory: np.ndarray
-) -> np.ndarray:
-    """The waste of these rows, had they so much free; nodes with devices of one size go together."""
-    sizes = cluster.vram[rows].max(axis=1)
-    found = np.zeros(len(rows), dtype=np.int64)
-    for size in np.unique(sizes):
-        at = sizes == size
-        usual = _usual(cluster, int(size))
-        found[at] = fragmentation.waste(usual, free[at], cpus[at], memory[at] // MIB)
-    return found
-
-
-def _wasted(cluster: Cluster) -> np.ndarray:
-    """The waste of every row as it is, kept up to date."""
-    kept = cluster.memo.get("wasted")
-    if not isinstance(kept, _Wasted):
-        kept = cluster.memo["wasted"] = _Wasted(len(cluster.free))
-    return kept.refreshed(cluster)
-
-
-class _Wasted:
-    def __init__(self, rows: int) -> None:
-        self._mark, self._generation = (-1, 0), -1
-        self._waste = np.zeros(rows, dtype=np.int64)
-
-    def refreshed(self, cluster: Cluster) -> np.ndarray:
-        self._mark, rows = cluster.changes_since(self._mark)
-        if rows is None or self._generation != cluster.demand.generation:
-            self._generation = cluster.demand.generation
-            rows = list(cluster.row_of.values())
-        if rows:
-            all_rows = np.array(rows, dtype=np.int64)
-            at, of = one_of_each(cluster, all_rows)
-            waste = waste_of(cluster, at, _open(cluster, at), cluster.cpus[at], cluster.memory[at])
-            self._waste[all_rows] = waste[of]
-        return self._waste
-
-
 # ---------------------------------------------------------------------------------------------- pressure
 
 
 def _pressure(cluster: Cluster, want: Want, count: int) -> np.ndarray | int:
     """Steps (of `FINE` parts) that a node costs because others can go nowhere else."""
-    wanted = _wanted_models(cluster)
+    wanted = learned(cluster).models
     if want.host_only or want.instance or not wanted:
         return 0
-    given = (cluster.barred == 0) & (cluster.geometry == 0)
-    amounts = np.bincount(cluster.model.ravel(), weights=(cluster.free * given).ravel())
-    free = {number: int(amount) for number, amount in enumerate(amounts) if number}
+    free = kept(cluster).free
     found = fragmentation.pressure(wanted, free)
-    levels = np.array([0, *(min(found[number], 5 * WHOLE) for number in sorted(found))], dtype=np.int64)
+    levels = np.zeros(len(cluster.models) + 1, dtype=np.int64)
+    for model, level in found.items():
+        levels[model] = min(level, MOST_PRESSURE)
     milli = count * max(want.milli, 1)
     steps: np.ndarray = levels[cluster.model[:, 0]] * (milli * PRESSURE_STEPS * FINE) // (WHOLE * WHOLE)
     return steps
-
-
-def _wanted_models(cluster: Cluster) -> dict[frozenset[int], int]:
-    """Sets of models that the usual requests would take, with the thousandths asked for; {}: all take all."""
-    key = ("models", cluster.demand.generation)
-    found = cluster.memo.get(key)
-    if not isinstance(found, dict):
-        found = cluster.memo[key] = _count_models(cluster)
-    return found
-
-
-def _count_models(cluster: Cluster) -> dict[frozenset[int], int]:
-    memory = {}
-    for name in cluster.models:
-        number = cluster.model_number(name)
-        memory[number] = int(cluster.vram[cluster.model == number].max(initial=0))
-    here = [number for number, size in memory.items() if size]
-    found: dict[frozenset[int], int] = {}
-    for shape, times in cluster.demand.usual:
-        names = {cluster.model_number(name) for name in shape.models} if shape.models else set(here)
-        models = frozenset(each for each in here if each in names and memory[each] >= shape.min_vram)
-        if models and not shape.mig:
-            amount = shape.count * max(shape.milli, 1) * times
-            found[models] = found.get(models, 0) + amount
-    return found if set(found) != {frozenset(here)} else {}
