@@ -12,6 +12,7 @@ How people talk to a pool:
     client      Pool, Lease, AsyncPool; cluster: GPUPoolCluster
     embedded    this user's own pool on this machine
     magic, cli  the faces; commands: the words that they share; display, progress: how it looks
+    server      the Jupyter server extension, to which the sidebar talks
 
 What a pool is made of:
 
@@ -60,6 +61,13 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
     from jupyter_gpupool import magic
 
     magic.unload(shell)
+
+
+def _jupyter_server_extension_points() -> list[dict[str, Any]]:
+    """Tell a Jupyter server what to load; the package's configuration file enables it."""
+    from jupyter_gpupool.server.app import GPUPoolServer
+
+    return [{"module": "jupyter_gpupool", "app": GPUPoolServer}]
 
 
 def __getattr__(name: str) -> Any:
