@@ -1,12 +1,14 @@
-"""The parts of `node.leases` that need no process: claims, paths, the table, logs, interfaces."""
+"""What of a lease needs no process: claims, paths, the table, logs, interfaces, idleness."""
 
 from __future__ import annotations
 
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 
+from jupyter_gpupool.lease.idle import CALLS, IdleWatch
 from jupyter_gpupool.node.lease_claims import read_claim
 from jupyter_gpupool.node.lease_logs import KEPT, KeptLogs, read_tail
 from jupyter_gpupool.node.lease_specs import address_of
@@ -105,3 +107,64 @@ def test_an_interface_that_does_not_exist_is_named_with_those_that_do():
     assert (address_of("127.0.0.1"), address_of("lo")) == ("127.0.0.1", "127.0.0.1")
     with pytest.raises(ValueError, match=r"no network interface eth77 .* there are .*lo"):
         address_of("eth77")
+
+
+class Quiet:
+    """As much of a scheduler as idleness is read from."""
+
+    def __init__(self):
+        self.handlers = dict.fromkeys(CALLS, self.call)
+        self.transition_counter = 0
+        self.queued, self.unrunnable, self.workers = (), {}, {}
+
+    def call(self):
+        return "done"
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """A scheduler, its watch, what the watch said, and a clock."""
+    now = [1000.0]
+    monkeypatch.setattr("jupyter_gpupool.lease.idle.time.time", lambda: now[0])
+    said, scheduler = [], Quiet()
+    watch = IdleWatch(scheduler, said.append)
+    for name in CALLS:
+        scheduler.handlers[name] = watch.noted(scheduler.handlers[name])
+    return scheduler, watch, said, now
+
+
+def test_a_lease_is_idle_since_its_last_task_or_call(watched):
+    scheduler, watch, said, now = watched
+    scheduler.transition_counter += 1
+    watch.look()
+    now[0] += 9
+    watch.look()
+    assert said == []
+    now[0] += 1
+    watch.look()
+    watch.look()
+    assert said == [{"report": "idle", "since": 1_000_000}]
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        pytest.param(lambda scheduler: scheduler.handlers["broadcast"](), id="a call on all workers"),
+        pytest.param(lambda scheduler: setattr(scheduler, "transition_counter", 7), id="a task"),
+        pytest.param(lambda scheduler: setattr(scheduler, "queued", ("task",)), id="a task that waits"),
+        pytest.param(
+            lambda scheduler: setattr(scheduler, "unrunnable", {"t": 1}), id="one that no worker can run"
+        ),
+        pytest.param(
+            lambda scheduler: scheduler.workers.update(a=SimpleNamespace(processing=["t"])),
+            id="one that runs long",
+        ),
+    ],
+)
+def test_an_idle_lease_is_busy_with_the_first_work(watched, work):
+    scheduler, watch, said, now = watched
+    now[0] += 10
+    watch.look()
+    work(scheduler)
+    watch.look()
+    assert [each["report"] for each in said] == ["idle", "busy"]

@@ -195,6 +195,17 @@ def test_a_worker_that_leaves_in_good_order_runs_each_task_once_and_loses_no_res
     assert sorted(map(int, trace.read_text().split())) == list(range(40))
 
 
+def test_tasks_that_wait_at_a_worker_that_leaves_are_taken_back(lease, client, tmp_path):
+    """Too few for Dask's queue, they are given to workers at once, where they would be stuck."""
+    trace = tmp_path / "trace"
+    names = "abcdefghij"
+    todo = [client.submit(square, x, 0.3, str(trace), key=f"{name}-{x}") for x, name in enumerate(names)]
+    wait(todo, timeout=LONGEST, return_when="FIRST_COMPLETED")
+    assert lease.drain(0, "finish", 30_000)["forced"] == []
+    assert client.gather(todo) == [x * x for x in range(len(names))]
+    assert sorted(map(int, trace.read_text().split())) == list(range(len(names)))
+
+
 def test_data_of_the_last_worker_waits_for_the_next_one(lease, client):
     lease.drain(1, "finish", 10_000)
     [data] = client.scatter([np.arange(5)])

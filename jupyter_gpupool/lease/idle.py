@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: Milliseconds between two looks, and from the last work to the claim that there is none.
 _LOOK, _QUIET = 5_000, 10_000
 #: Scheduler operations that are work done for a person without being tasks.
-_CALLS = ("broadcast", "scatter", "gather", "run_function", "replicate", "rebalance", "update_data")
+CALLS = ("broadcast", "scatter", "gather", "run_function", "replicate", "rebalance", "update_data")
 
 
 class IdleWatch:
@@ -30,12 +30,12 @@ class IdleWatch:
         self._last = time.time()
         self._transitions = scheduler.transition_counter
         self._said_idle = False
-        self._callback = PeriodicCallback(self._look, _LOOK)
+        self._callback = PeriodicCallback(self.look, _LOOK)
 
     def start(self) -> None:
         """Begin to watch."""
-        for name in _CALLS:
-            self._scheduler.handlers[name] = self._noted(self._scheduler.handlers[name])
+        for name in CALLS:
+            self._scheduler.handlers[name] = self.noted(self._scheduler.handlers[name])
         self._callback.start()
 
     def stop(self) -> None:
@@ -49,7 +49,9 @@ class IdleWatch:
             self._said_idle = False
             self._say({"report": "busy"})
 
-    def _noted(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap an operation of the scheduler's, so that it counts as work."""
+
         @functools.wraps(handler)  # Dask looks at what a handler takes
         def noted(*arguments: Any, **options: Any) -> Any:
             self.touch()
@@ -57,7 +59,8 @@ class IdleWatch:
 
         return noted
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Look at the scheduler, and say what has changed."""
         if self._is_busy():
             self.touch()
         elif not self._said_idle and (time.time() - self._last) * 1000 >= _QUIET:

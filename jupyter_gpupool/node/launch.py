@@ -167,6 +167,8 @@ class Launchers:
         self._launchers: dict[tuple[Any, ...], _Launcher] = {}
         self._starting: dict[tuple[Any, ...], asyncio.Lock] = {}
         self._numbers = itertools.count(1)
+        #: Folders of launchers that live, or are being started.
+        self._made: set[Path] = set()
 
     async def warm(
         self, account: Account, *, python: str = "", variables: dict[str, str] | None = None
@@ -235,9 +237,8 @@ class Launchers:
 
     def sweep(self) -> None:
         """Remove what is left of launchers whose forkservers have ended, a former agent's included."""
-        mine = {each.folder for each in self._launchers.values()}
         for folder in self._folder.glob(f"{_PREFIX}*/"):
-            if folder not in mine and not _is_alive(folder.with_suffix(".pid")):
+            if folder not in self._made and not _is_alive(folder.with_suffix(".pid")):
                 shutil.rmtree(folder, ignore_errors=True)
                 for suffix in (".pid", ".err"):
                     folder.with_suffix(suffix).unlink(missing_ok=True)
@@ -258,6 +259,7 @@ class Launchers:
         self, key: tuple[Any, ...], account: Account, python: str, variables: dict[str, str]
     ) -> _Launcher:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._folder))
+        self._made.add(folder)
         more = {**self._environ, **variables, MARK: "." * WIDTH}
         ours, theirs = socket.socketpair()
         with theirs:
@@ -267,6 +269,7 @@ class Launchers:
                 popen = _popen(account, python, theirs.fileno(), folder, more)
             except BaseException:
                 ours.close()
+                self._made.discard(folder)
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
         reader, writer = await asyncio.open_unix_connection(sock=ours)
@@ -284,6 +287,7 @@ class Launchers:
             del self._launchers[launcher.key]
         launcher.writer.close()
         await asyncio.to_thread(_reap, launcher.popen)
+        self._made.discard(launcher.folder)
         why = LaunchError(_last_words(launcher))
         for answer in (launcher.ready, *launcher.waiting.values()):
             if not answer.done():
