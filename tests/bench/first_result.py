@@ -2,11 +2,11 @@
 
     python -m tests.bench.first_result --leases 20
 
-An embedded pool of simulated GPUs is started in a folder of its own. Measured are its cold start (`cold_s`: pool,
-first lease and first result, from nothing); leases on the warm pool, one after the other (`p50_s`, `p95_s`); a
-lease from a fresh interpreter, imports included, as a notebook's first cell has it (`fresh_kernel_s`); and in
-turn with the leases, so that both meet the same load of the machine, a `LocalCluster` with one spawned worker
-and a client (`localcluster_p50_s`). Every lease has TLS, dashboard and plugins on, as always.
+An embedded pool of simulated GPUs is started in a folder of its own. Measured are its cold start (`cold_s`:
+pool, first lease and first result, from nothing); leases on the warm pool, one after the other (`p50_s`,
+`p95_s`); a lease from a fresh interpreter, imports included, as a notebook's first cell has it
+(`fresh_kernel_s`); and in turn with the leases, so that both meet the same load, a `LocalCluster`
+with one spawned worker and a client (`localcluster_p50_s`). Every lease has TLS, dashboard and plugins on.
 """
 
 from __future__ import annotations
