@@ -63,6 +63,11 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
     magic.unload(shell)
 
 
+def _jupyter_labextension_paths() -> list[dict[str, str]]:
+    """Tell JupyterLab where the built sidebar is."""
+    return [{"src": "labextension", "dest": "jupyter-gpupool"}]
+
+
 def _jupyter_server_extension_points() -> list[dict[str, Any]]:
     """Tell a Jupyter server what to load; the package's configuration file enables it."""
     from jupyter_gpupool.server.app import GPUPoolServer

@@ -1,0 +1,179 @@
+/**
+ * The panel of the queue and of fair shares: who waits and why, and who has how much of what is theirs.
+ */
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+import React from 'react';
+
+import { clock, duration, gpus } from './format';
+import { IViewProps, Loaded, Nothing } from './parts';
+import { CommandIDs } from './tokens';
+import type { Project, UsageRow, Waiting } from './types';
+
+/** What the pool says of a share besides what it has; older pools say less. */
+export interface IShare {
+  held: number;
+  quota: number;
+  limit: number;
+  deserved: number | null;
+  borrowed: number | null;
+  decayed: number | null;
+}
+
+/** The panel. */
+export function QueueView(props: IViewProps): JSX.Element {
+  const { model, trans } = props;
+  return (
+    <Loaded {...props} topics={['queue', 'projects', 'usage', 'pool']}>
+      {() => (
+        <div className="jp-gpupool-Queue">
+          <h3>{trans.__('Waiting')}</h3>
+          {model.queue.length === 0 && <Nothing>{trans.__('Nobody waits.')}</Nothing>}
+          <ol>
+            {model.queue.map((each, n) => (
+              <Waits key={each.id || n} {...props} row={each} />
+            ))}
+          </ol>
+          <h3>{trans.__('Fair share')}</h3>
+          <Shares {...props} />
+        </div>
+      )}
+    </Loaded>
+  );
+}
+
+function Waits(props: IViewProps & { row: Waiting }): JSX.Element {
+  const { row, model, commands, trans } = props;
+  const now = model.now();
+  const mine = row.user === model.pool?.user.name;
+  const since = row.submitted_at ? trans.__('waits for %1', duration(now - row.submitted_at)) : '';
+  const start = row.expected_start
+    ? trans.__('starts about %1 (in %2)', clock(row.expected_start, now), duration(row.expected_start - now))
+    : '';
+  return (
+    <li className={mine ? 'jp-mod-mine' : ''} value={row.place}>
+      <strong>{mine ? trans.__('you') : row.user}</strong>
+      {` ${trans._n('%1 GPU', '%1 GPUs', row.gpus, gpus(row.gpus))} ${row.name ? `(${row.name})` : ''}`}
+      <p className="jp-gpupool-small">{[since, start].filter(Boolean).join(', ')}</p>
+      {row.why && <p className="jp-gpupool-small">{row.why}</p>}
+      {row.id && (
+        <button
+          className="jp-gpupool-Button"
+          onClick={() => void commands.execute(CommandIDs.explain, { lease: row.id })}
+        >
+          {trans.__('Why am I waiting?')}
+        </button>
+      )}
+    </li>
+  );
+}
+
+function Shares(props: IViewProps): JSX.Element {
+  const { model, trans } = props;
+  const all = model.pool?.gpus ?? 0;
+  const children = (parent: string): Project[] => model.projects.filter(each => each.parent === parent);
+  const names = new Set(model.projects.map(each => each.name));
+  const roots = model.projects.filter(each => !names.has(each.parent));
+  const branch = (project: Project): JSX.Element => (
+    <li key={project.name}>
+      <Share name={project.name} share={share(project)} all={all} trans={trans} />
+      <ul>
+        {children(project.name).map(branch)}
+        {model.usage
+          .filter(each => each.project === project.name)
+          .map(each => (
+            <li key={each.user}>
+              <Share name={each.user} share={personal(each, project)} all={all} trans={trans} person />
+            </li>
+          ))}
+      </ul>
+    </li>
+  );
+  return (
+    <>
+      <ul className="jp-gpupool-Shares">{roots.map(branch)}</ul>
+      <p className="jp-gpupool-small jp-gpupool-Legend">
+        <span className="jp-gpupool-Legend-held">{trans.__('has now')}</span>
+        <span className="jp-gpupool-Legend-borrowed">{trans.__('borrowed')}</span>
+        <span className="jp-gpupool-Legend-quota">{trans.__('quota')}</span>
+        <span className="jp-gpupool-Legend-deserved">{trans.__('deserved')}</span>
+      </p>
+    </>
+  );
+}
+
+/** Read a number, or the sum of numbers by model. */
+function sum(value: unknown): number | null {
+  if (typeof value === 'number') {
+    return value;
+  }
+  if (value && typeof value === 'object') {
+    const amounts = Object.values(value as Record<string, number>);
+    return amounts.length ? amounts.reduce((all, each) => all + each, 0) : null;
+  }
+  return null;
+}
+
+function share(project: Project): IShare {
+  const more = project as unknown as Record<string, unknown>;
+  const [held, quota] = [sum(project.held) ?? 0, sum(project.quota) ?? 0];
+  return {
+    held,
+    quota,
+    limit: sum(project.limit) ?? 0,
+    deserved: sum(more.deserved),
+    borrowed: sum(more.borrowed) ?? (quota && held > quota ? held - quota : null),
+    decayed: sum(more.usage) ?? sum(more.decayed)
+  };
+}
+
+function personal(row: UsageRow, project: Project): IShare {
+  const more = row as unknown as Record<string, unknown>;
+  const own = (project.users ?? []).find(each => each.name === row.user) ?? {};
+  return {
+    held: row.gpus,
+    quota: sum(more.quota) ?? sum(own.quota) ?? 0,
+    limit: sum(more.limit) ?? sum(own.limit) ?? 0,
+    deserved: sum(more.deserved),
+    borrowed: sum(more.borrowed),
+    decayed: sum(more.usage) ?? sum(more.decayed)
+  };
+}
+
+function Share(props: {
+  name: string;
+  share: IShare;
+  all: number;
+  trans: TranslationBundle;
+  person?: boolean;
+}): JSX.Element {
+  const { name, all, trans } = props;
+  const { held, quota, limit, deserved, borrowed, decayed } = props.share;
+  const most = Math.max(all, held, quota, limit, 1);
+  const at = (amount: number): string => `${(100 * amount) / most}%`;
+  const words = [
+    trans.__('has %1', gpus(held)),
+    quota ? trans.__('quota %1', gpus(quota)) : trans.__('no quota'),
+    limit ? trans.__('limit %1', gpus(limit)) : '',
+    deserved !== null ? trans.__('deserved %1', gpus(deserved)) : '',
+    borrowed ? trans.__('borrowed %1', gpus(borrowed)) : '',
+    decayed !== null ? trans.__('used lately %1 GPU hours', gpus(decayed)) : ''
+  ].filter(Boolean);
+  return (
+    <div className={`jp-gpupool-Share${props.person ? ' jp-mod-person' : ''}`}>
+      <span className="jp-gpupool-Share-name">{name}</span>
+      <span className="jp-gpupool-Share-bar" aria-hidden="true">
+        <span className="jp-gpupool-Share-held" style={{ width: at(held - (borrowed ?? 0)) }} />
+        {borrowed ? (
+          <span
+            className="jp-gpupool-Share-borrowed"
+            style={{ left: at(held - borrowed), width: at(borrowed) }}
+          />
+        ) : null}
+        {quota > 0 && <span className="jp-gpupool-Share-quota" style={{ left: at(quota) }} />}
+        {deserved !== null && <span className="jp-gpupool-Share-deserved" style={{ left: at(deserved) }} />}
+      </span>
+      <span className="jp-gpupool-small">{words.join(', ')}</span>
+    </div>
+  );
+}

@@ -1,0 +1,217 @@
+/**
+ * The sidebar: a line that says what is free, and a section a question.
+ *
+ * Rule 1: a section watches what it shows while it can be seen, and nothing otherwise.
+ */
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+import { PanelWithToolbar, ReactWidget, SidePanel, UseSignal } from '@jupyterlab/ui-components';
+import type { CommandRegistry } from '@lumino/commands';
+import type { IDisposable } from '@lumino/disposable';
+import type { Message } from '@lumino/messaging';
+import type { AccordionPanel } from '@lumino/widgets';
+import React from 'react';
+
+import { RequestView } from './form';
+import { HealthView } from './health';
+import { HistoryView } from './history';
+import { poolIcon } from './icons';
+import { LeasesView } from './leases';
+import type { IViewProps } from './parts';
+import { Free, PoolView } from './pool';
+import { QueueView } from './queue';
+import { CommandIDs, IPoolModel, Topic } from './tokens';
+
+/** A view that watches what it shows while it can be seen. */
+export class View extends ReactWidget {
+  constructor(
+    private _props: IViewProps,
+    private _topics: Topic[],
+    private _draw: (props: IViewProps) => JSX.Element
+  ) {
+    super();
+    this.addClass('jp-gpupool-View');
+  }
+
+  override render(): JSX.Element {
+    return (
+      <UseSignal signal={this._props.model.stateChanged}>{() => this._draw({ ...this._props })}</UseSignal>
+    );
+  }
+
+  override dispose(): void {
+    this._stop();
+    super.dispose();
+  }
+
+  protected override onAfterShow(message: Message): void {
+    super.onAfterShow(message);
+    this._start();
+  }
+
+  protected override onAfterAttach(message: Message): void {
+    super.onAfterAttach(message);
+    if (this.isVisible) {
+      this._start();
+    }
+  }
+
+  protected override onBeforeHide(message: Message): void {
+    this._stop();
+    super.onBeforeHide(message);
+  }
+
+  protected override onBeforeDetach(message: Message): void {
+    this._stop();
+    super.onBeforeDetach(message);
+  }
+
+  private _start(): void {
+    this._watch ??= this._props.model.watch(...this._topics);
+  }
+
+  private _stop(): void {
+    this._watch?.dispose();
+    this._watch = null;
+  }
+
+  private _watch: IDisposable | null = null;
+}
+
+/** The sections, from top to bottom. */
+interface ISection {
+  id: string;
+  title: string;
+  topics: Topic[];
+  draw: (props: IViewProps) => JSX.Element;
+  open: boolean;
+}
+
+function sections(trans: TranslationBundle, sent: () => void): ISection[] {
+  return [
+    {
+      id: 'leases',
+      title: trans.__('My leases'),
+      topics: ['pool', 'leases', 'devices'],
+      draw: props => <LeasesView {...props} />,
+      open: true
+    },
+    {
+      id: 'request',
+      title: trans.__('Request GPUs'),
+      topics: ['pool', 'projects', 'devices'],
+      draw: props => <RequestView {...props} sent={sent} />,
+      open: false
+    },
+    {
+      id: 'pool',
+      title: trans.__('Pool'),
+      topics: ['pool', 'devices'],
+      draw: props => <PoolView {...props} />,
+      open: true
+    },
+    {
+      id: 'queue',
+      title: trans.__('Queue and fair share'),
+      topics: ['pool', 'queue', 'projects', 'usage'],
+      draw: props => <QueueView {...props} />,
+      open: false
+    },
+    {
+      id: 'history',
+      title: trans.__('History'),
+      topics: ['pool', 'leases'],
+      draw: props => <HistoryView {...props} />,
+      open: false
+    },
+    {
+      id: 'health',
+      title: trans.__('Health'),
+      topics: ['pool', 'devices'],
+      draw: props => <HealthView {...props} />,
+      open: false
+    }
+  ];
+}
+
+/** The sidebar. */
+export class PoolSidebar extends SidePanel {
+  constructor(options: { model: IPoolModel; commands: CommandRegistry; trans: TranslationBundle }) {
+    super();
+    const { trans } = options;
+    this.id = 'jp-gpupool-sidebar';
+    this.addClass('jp-gpupool-Sidebar');
+    this.title.icon = poolIcon;
+    this.title.caption = trans.__('GPU Pool');
+    this.title.dataset = { jpTabLabel: this.title.caption };
+    this.node.setAttribute('role', 'region');
+    this.node.setAttribute('aria-label', trans.__('GPU Pool'));
+    const props: IViewProps = options;
+    this.header.addWidget(new View(props, ['pool'], each => <Header {...each} />));
+    this._sections = sections(trans, () => this.reveal('leases'));
+    this._sections.forEach(each => {
+      const panel = new PanelWithToolbar();
+      panel.id = `jp-gpupool-${each.id}`;
+      panel.title.label = each.title;
+      panel.addClass('jp-gpupool-Section');
+      panel.addWidget(new View(props, each.topics, each.draw));
+      this.addWidget(panel);
+    });
+    this._sections.forEach((each, n) => !each.open && this._accordion.collapse(n));
+  }
+
+  /** Open a section; the form gets the room of the tiles. */
+  reveal(id: string): void {
+    const at = this._sections.findIndex(each => each.id === id);
+    if (at < 0) {
+      return;
+    }
+    if (id === 'request') {
+      this._sections.forEach((each, n) => each.id !== id && this._accordion.collapse(n));
+    } else {
+      const form = this._sections.findIndex(each => each.id === 'request');
+      this._accordion.collapse(form);
+      this._sections.forEach((each, n) => each.open && this._accordion.expand(n));
+    }
+    this._accordion.expand(at);
+  }
+
+  /** Open the form and put the cursor into it. */
+  ask(): void {
+    this.reveal('request');
+    setTimeout(() => this.node.querySelector<HTMLElement>('#jp-gpupool-field-gpus, .jp-gpupool-Form input')?.focus(), 100);
+  }
+
+  private get _accordion(): AccordionPanel {
+    return this.content as AccordionPanel;
+  }
+
+  private _sections: ISection[];
+}
+
+/** What is free, whether it is real, and the button that most people come for. */
+function Header(props: IViewProps): JSX.Element {
+  const { model, commands, trans } = props;
+  const pool = model.pool;
+  if (!pool) {
+    return <></>;
+  }
+  return (
+    <div className="jp-gpupool-Header">
+      <Free pool={pool} trans={trans} />
+      {pool.simulated && (
+        <p className="jp-gpupool-Simulated" title={pool.simulated_note}>
+          <strong>{trans.__('Simulated GPUs')}</strong> {trans.__('No computation runs on a GPU here.')}
+        </p>
+      )}
+      {pool.trust_users && (
+        <p className="jp-gpupool-Simulated">{trans.__('All people of this pool run as one user and are trusted.')}</p>
+      )}
+      {model.stand?.may.write !== false && (
+        <button className="jp-gpupool-Button jp-mod-main" onClick={() => void commands.execute(CommandIDs.request)}>
+          {trans.__('Request GPUs')}
+        </button>
+      )}
+    </div>
+  );
+}

@@ -1,0 +1,22 @@
+/**
+ * Short names for the parts of what the API says.
+ */
+
+import type * as Wire from './wire';
+
+export type { Change, Explanation, Lease, Pool, Request } from './wire';
+
+export type Device = Wire.Devices['devices'][number];
+export type Part = Device['parts'][number];
+export type Reading = NonNullable<Device['reading']>;
+export type Verdict = Device['verdict'];
+export type Node = Wire.Pool['nodes'][number];
+export type Slice = Wire.Lease['slices'][number];
+export type LeaseState = Wire.Lease['state'];
+export type Waiting = Wire.Queue['queue'][number];
+export type Notice = Wire.Notices['notices'][number];
+export type UsageRow = Wire.Usage['usage'][number];
+export type Project = Wire.ProjectsNow['projects'][number];
+export type HealthAction = Wire.Health['action'];
+export type Log = Wire.Logs['logs'][number];
+export type Reason = Wire.Explanation['reasons'][number];
