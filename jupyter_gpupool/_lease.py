@@ -200,8 +200,8 @@ class Lease(_Lease):
             if not client.asynchronous:  # closing that one is for its own event loop
                 client.close()
         self._pool.carry_out(steps.release(self.id))
-        if wait:
-            self.data = self._pool.carry_out(steps.ended(self.data, wait))
+        left = steps.ended(self.data, wait) if wait else steps.changed(self.data, 0.0)
+        self.data = self._pool.carry_out(left)
 
     def extend(self, by: str | float = "1h") -> Self:
         """Ask for more time, on top of the present limit: "1h", "30m" or seconds.

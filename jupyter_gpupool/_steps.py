@@ -171,7 +171,7 @@ def connection(lease: LeaseData) -> Steps[dict[str, Any]]:
     except PoolError as error:
         if error.reason != Reason.LEASE_OVER:
             raise
-        raise over((yield from changed(lease, 0.0))) from error
+        raise over((yield from changed(lease, 0.0))) from None
     return answer
 
 

@@ -42,8 +42,10 @@ def _start(_: None, args: Namespace) -> Any:
 
     listen = {"host": args.host, "port": args.port, "comm_port": args.comm_port, "name": args.name}
     if args.host in ("0.0.0.0", "::") and not args.name:  # noqa: S104 - the administrator's wish
-        listen["name"] = socket.getfqdn()
-    address = embedded.start(listen=listen, nodes=_simulated(args.simulate), idle_exit=0)
+        listen["name"] = _own_name()
+    nodes = {socket.gethostname().partition(".")[0]: 0} if args.no_gpus else _simulated(args.simulate)
+    embedded.may_start({**listen, "name": args.name}, nodes)
+    address = embedded.start(listen=listen, nodes=nodes, idle_exit=0)
     with contextlib.closing(Connection(address)) as connection:
         status = connection.send(get("/v1/pool", "gpus"))
         lines = {kind: embedded.line(connection, kind) for kind in ("agent", "login")}
@@ -66,6 +68,17 @@ def _simulated(text: str | None) -> dict[str, Any] | None:
     return {f"node-{n}": [model] * many if model else many for n in range(1, int(nodes) + 1)}
 
 
+def _own_name() -> str:
+    """Return a name or an address by which others reach this machine."""
+    name = socket.getfqdn()
+    if name.partition(".")[0] != "localhost":
+        return name
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # an address of documentation; nothing is sent
+        return str(probe.getsockname()[0])
+    return socket.gethostname()
+
+
 class Started(dict[str, Any]):
     """A pool that runs, and the lines by which others come to it."""
 
@@ -77,7 +90,7 @@ class Started(dict[str, Any]):
                 "",
                 "A machine with GPUs joins it with (once each; a new line: `jupyter gpupool start` again):",
                 f"    jupyter gpupool agent {self['agent']}",
-                "A person logs in with (the line works once; more: `jupyter gpupool token`):",
+                "You use it from other machines after (once; others: `jupyter gpupool token new USER`):",
                 f"    jupyter gpupool login {self['login']}",
             ]
         )
@@ -129,8 +142,9 @@ def _agent(_: None, args: Namespace) -> None:
     command = [sys.executable, "-m", "jupyter_gpupool.node", "--dir", args.dir or _agent_folder()]
     if args.line:
         command += ["--join", args.line]
-    if args.name:
-        command += ["--name", args.name]
+    for option in ("name", "address", "interface", "ports", "log"):
+        if getattr(args, option):
+            command += [f"--{option}", getattr(args, option)]
     sys.stdout.flush()
     os.execv(sys.executable, command)  # noqa: S606 - this process becomes the agent
 
@@ -244,6 +258,35 @@ class _Health:
         return f"{args.target} {self.said}."
 
 
+def _drill(pool: Pool, args: Namespace) -> str:
+    if args.end:
+        pool.undrill(args.device)
+        return f"{args.device} is whole again."
+    pool.drill(args.device, args.xid)
+    over = f"`{_PROG} drill {args.device} --end` ends the drill."
+    return f"{args.device} now has XID {args.xid}; its work moves away. {over}"
+
+
+def _set_projects(pool: Pool, args: Namespace) -> Any:
+    import yaml
+
+    try:
+        said = yaml.safe_load(Path(args.file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not text"
+        raise Misuse(f"{args.file} cannot be read: {why}.") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        raise Misuse(f"{args.file} is not YAML{f', see line {mark.line + 1}' if mark else ''}.") from error
+    listed = said.get("projects") if isinstance(said, dict) else said
+    if not isinstance(listed, list):
+        raise Misuse(
+            f"{args.file} must be a list `projects:`, such as `projects: [{{name: vision, quota: 4}}]`."
+        )
+    return pool.set_projects(listed)
+
+
+_PROG = "jupyter gpupool"
 _TARGET = _option("target", "a node, or a device by name or UUID", "TARGET")
 _FOLDER = _option("--dir", "the controller's folder (default: that of the pool on this machine)", "PATH")
 _WHY = _option("--why", "the reason, for everybody to read", "TEXT")
@@ -266,6 +309,7 @@ OWN: tuple[Command, ...] = (
             _option(
                 "--simulate", 'simulate GPUs even where there are real ones: "2x4" nodes and GPUs', "SHAPE"
             ),
+            _option("--no-gpus", "this machine has none to give; it only runs the pool for others"),
         ),
         run=_start,
         pool=False,
@@ -294,6 +338,10 @@ OWN: tuple[Command, ...] = (
             ),
             _option("--name", "the node's name (default: the host's)", "NAME"),
             _option("--dir", "the agent's files (default: in Jupyter's data folder)", "PATH"),
+            _option("--address", "by which other machines reach this one", "ADDRESS"),
+            _option("--interface", "leases listen on this interface only", "NAME"),
+            _option("--ports", "leases take their ports from these: 40000-40999", "FIRST-LAST"),
+            _option("--log", "write here instead of to standard error", "FILE"),
         ),
         run=_agent,
         pool=False,
@@ -351,5 +399,21 @@ OWN: tuple[Command, ...] = (
         help="Let a device or node take work again.",
         arguments=(_TARGET, _WHY),
         run=_Health("uncordon", "takes work again"),
+    ),
+    Command(
+        name="set-projects",
+        help="Put the tree of projects, with quotas, that a file has in place of the present one.",
+        arguments=(_option("file", "YAML: a list of projects under `projects:`", "FILE"),),
+        run=_set_projects,
+    ),
+    Command(
+        name="drill",
+        help="Break a GPU for practice, to see its work move; on real GPUs only the pool believes it.",
+        arguments=(
+            _option("device", "gpu3, node-1/gpu3 or a UUID", "DEVICE"),
+            _option("--xid", "which fault (default: 79, fallen off the bus)", "N", type=int, default=79),
+            _option("--end", "end the drill: the GPU is whole again"),
+        ),
+        run=_drill,
     ),
 )

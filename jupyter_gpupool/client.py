@@ -194,16 +194,28 @@ class Pool(_Pool):
 
     def projects(self) -> list[Any]:
         """List the projects with their quotas and what they use."""
-        return display.any_rows(self.carry_out(steps.read("/v1/projects")), "projects")
+        return display.project_rows(self.carry_out(steps.read("/v1/projects")))
 
     def usage(self) -> list[Any]:
         """List who has used how much."""
-        return display.any_rows(self.carry_out(steps.read("/v1/usage")), "usage")
+        return display.usage_rows(self.carry_out(steps.read("/v1/usage")))
 
     def explain(self, name: str | None = None) -> tables.Said:
         """Say why one of your requests waits, or why a lease is as it is."""
         lease = self.lease(name)
         return lease.explain()
+
+    def set_projects(self, projects: list[dict[str, Any]]) -> list[Any]:
+        """Put a new tree of projects in place of the present one. For administrators.
+
+        Args:
+            projects: All of them, as `projects` lists them: `name`, and what is wanted of `parent`, `quota`,
+                `limit`, `weight`, `tier`, `users`, `members`, `default_time`, `max_time`.
+
+        Raises:
+            PoolError: You are no administrator of the pool, or they do not add up; nothing has changed then.
+        """
+        return display.project_rows(self.call("PUT", "/v1/projects", {"projects": projects}))
 
     def drill(self, device: str, xid: int = 79) -> None:
         """Break a device, to see that work carries on: with XID 79 it falls off the bus.
@@ -215,6 +227,14 @@ class Pool(_Pool):
             PoolError: You are no administrator of the pool, or there is no such device.
         """
         self.call("POST", f"/v1/health/{device}", {"action": "drill", "xid": xid})
+
+    def undrill(self, device: str) -> None:
+        """End a drill: the device is whole again. For administrators.
+
+        Raises:
+            PoolError: You are no administrator of the pool, or there is no such device.
+        """
+        self.call("POST", f"/v1/health/{device}", {"action": "undrill"})
 
     def close(self) -> None:
         """Close the connections to the pool; leases stay."""

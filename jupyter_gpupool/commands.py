@@ -261,6 +261,21 @@ _BY = Argument(
 )
 
 
+_USERS = Argument(
+    flags=("users",),
+    name="users",
+    help="who may use it besides you; nobody: it is yours alone again",
+    metavar="USER",
+    options={"nargs": "*"},
+)
+_MANY = Argument(
+    flags=("gpus",), name="gpus", help="GPUs at most from now on", metavar="N", options={"type": number}
+)
+_THIS_LEASE = Argument(
+    flags=("lease",), name="lease", help="a lease, by name or id", metavar="LEASE", values="lease"
+)
+
+
 def asked(args: argparse.Namespace) -> dict[str, Any]:
     """Return what a parsed command line asks for, as the fields of the request."""
     what: dict[str, Any] = {}
@@ -337,6 +352,18 @@ COMMANDS: tuple[Command, ...] = (
         run=lambda pool, args: pool.lease(args.lease).keep(),
     ),
     Command(
+        name="scale",
+        help="Let an elastic lease grow or shrink to so many GPUs at most.",
+        arguments=(_THIS_LEASE, _MANY),
+        run=lambda pool, args: pool.lease(args.lease).scale(args.gpus),
+    ),
+    Command(
+        name="share",
+        help="Let exactly these people use a lease too; what they run on it runs as you.",
+        arguments=(_THIS_LEASE, _USERS),
+        run=lambda pool, args: pool.lease(args.lease).share(*args.users),
+    ),
+    Command(
         name="release",
         help="Give leases back, or withdraw requests.",
         arguments=(_LEASES, _ALL_MINE),
@@ -354,7 +381,12 @@ COMMANDS: tuple[Command, ...] = (
         run=lambda pool, _: pool.devices(),
     ),
     Command(name="queue", help="List who waits, in their order.", run=lambda pool, _: pool.queue()),
-    Command(name="usage", help="List who has used how much.", run=lambda pool, _: pool.usage()),
+    Command(
+        name="projects",
+        help="List the projects with their quotas, and what each has.",
+        run=lambda pool, _: pool.projects(),
+    ),
+    Command(name="usage", help="List who has how much.", run=lambda pool, _: pool.usage()),
 )
 
 

@@ -11,7 +11,7 @@ import operator
 import time
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpupool.core.model import GB, WHOLE, LeaseState
+from jupyter_gpupool.core.model import ANY, GIB, WHOLE, LeaseState, Verdict
 from jupyter_gpupool.tables import Column, Rows, Said, html_line, html_table
 
 if TYPE_CHECKING:
@@ -59,14 +59,14 @@ def from_now(when: float | None) -> str:
 
 
 def gigabytes(size: float | None) -> str:
-    """Say a number of bytes.
+    """Say a number of bytes in the unit that GPUs are sold by: an "80 GB" H100 has 80 GiB.
 
-    >>> gigabytes(80 * 10**9), gigabytes(500 * 10**6)
-    ('80 GB', '0.5 GB')
+    >>> gigabytes(80 * 2**30), gigabytes(2**29)
+    ('80 GiB', '0.5 GiB')
     """
     if size is None:
         return ""
-    return f"{size / GB:.0f} GB" if size >= 10 * GB else f"{size / GB:.1f} GB".replace(".0 ", " ")
+    return f"{size / GIB:.0f} GiB" if size >= 10 * GIB else f"{size / GIB:.1f} GiB".replace(".0 ", " ")
 
 
 def gpus(milli: int) -> str:
@@ -116,6 +116,8 @@ def _stand(lease: Mapping[str, Any]) -> str:
         return waiting_words(lease)
     if state == LeaseState.ENDED:
         return f"ended: {lease['why'].rstrip('.')}" if lease["why"] else "ended"
+    if state == LeaseState.DRAINING:
+        return f"draining (its processes are ending): {lease['why'].rstrip('.')}".removesuffix(": ")
     until = f"until {_clock(lease['ends_at'])} ({from_now(lease['ends_at'])})" if lease["ends_at"] else ""
     idle = f"idle for {duration(time.time() - lease['idle_since'])}" if lease.get("idle_since") else ""
     why = "" if state == LeaseState.ACTIVE else lease["why"].rstrip(".")
@@ -148,6 +150,44 @@ def _inner(sentence: str) -> str:
     return sentence[:1].lower() + sentence[1:] if sentence[1:2].islower() else sentence
 
 
+#: A lease in these states ends by itself, whatever its time limit.
+_ENDING = (LeaseState.DRAINING, LeaseState.ENDED)
+
+
+def places(devices: Iterable[str]) -> str:
+    """Say where devices are, a node once and neighbours as a range.
+
+    >>> places(["node-1/gpu0", "node-1/gpu1", "node-1/gpu2", "node-2/gpu5"])
+    'node-1/gpu0-2, node-2/gpu5'
+    """
+    found: dict[str, list[int]] = {}
+    for each in devices:
+        stem, index = _split_name(each)
+        found.setdefault(stem, []).append(index)
+    return ", ".join(f"{stem}{_ranges(many)}" for stem, many in found.items())
+
+
+def _split_name(device: str) -> tuple[str, int]:
+    stem = device.rstrip("0123456789")
+    return (stem, int(device[len(stem) :])) if stem != device else (device, -1)
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    runs: list[list[int]] = []
+    for each in sorted(set(numbers)):
+        if runs and each == runs[-1][-1] + 1:
+            runs[-1].append(each)
+        else:
+            runs.append([each])
+    return ",".join(_run(each) for each in runs)
+
+
+def _run(run: list[int]) -> str:
+    if run[0] < 0:
+        return ""
+    return f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0])
+
+
 def _says(lease: Mapping[str, Any]) -> str:
     if lease["state"] in (LeaseState.PENDING, LeaseState.STARTING):
         return waiting_words(lease)
@@ -160,8 +200,8 @@ LEASE_COLUMNS: tuple[Column, ...] = (
     ("project", lambda row: row["project"]),
     ("state", lambda row: row["state"]),
     ("GPUs", lambda row: f"{row['gpus']:g}"),
-    ("where", lambda row: ", ".join(piece["device_name"] for piece in row["slices"])),
-    ("ends", lambda row: from_now(row["ends_at"]) if row["state"] != LeaseState.ENDED else ""),
+    ("where", lambda row: places(piece["device_name"] for piece in row["slices"])),
+    ("ends", lambda row: "" if row["state"] in _ENDING else from_now(row["ends_at"])),
     ("says", _says),
 )
 
@@ -196,6 +236,7 @@ DEVICE_COLUMNS: tuple[Column, ...] = (
     ("busy", lambda row: _reading(row, "utilisation", "{:.0f} %")),
     ("used", lambda row: gigabytes((row.get("reading") or {}).get("memory_used"))),
     ("°C", lambda row: _reading(row, "temperature", "{:.0f}")),
+    ("says", lambda row: row.get("verdict_sentence") if row["verdict"] != Verdict.FINE else ""),
 )
 
 
@@ -206,7 +247,7 @@ def pool_words(pool: Mapping[str, Any]) -> list[str]:
     """Say what a pool is and how it stands."""
     models = ", ".join(f"{many} {TIMES} {model}" for model, many in sorted(pool["models"].items()))
     nodes = count(len(pool["nodes"]), "node")
-    free = f"{pool['gpus_free']:g} free, at most {pool['largest_together']:g} together"
+    free = f"{pool['gpus_free']:g} free, at most {pool['largest_together']:g} on one node"
     lines = [
         f"{count(pool['gpus'], 'GPU')} ({models or 'none yet'}) on {nodes}: {free}.",
         f"{count(pool['leases'], 'lease')}, {count(pool['pending'], 'request')} waiting.",
@@ -287,7 +328,7 @@ def queue_rows(answer: Mapping[str, Any]) -> Rows:
         ("lease", lambda row: row.get("name") or row.get("id")),
         ("user", lambda row: row.get("user")),
         ("project", lambda row: row.get("project")),
-        ("GPUs", lambda row: row.get("gpus")),
+        ("GPUs", lambda row: f"{row['gpus']:g}"),
         ("starts", lambda row: from_now(row.get("expected_start"))),
         ("says", lambda row: row.get("why")),
     )
@@ -307,8 +348,47 @@ def token_rows(answer: Mapping[str, Any]) -> Rows:
     return Rows(answer["tokens"], columns, "There are no tokens.")
 
 
-def any_rows(answer: Mapping[str, Any], key: str) -> Rows:
-    """Show a list whose columns are the keys of its rows."""
-    rows = answer[key]
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return Rows(rows, [(name, operator.itemgetter(name)) for name in names], f"There are no {key}.")
+def usage_rows(answer: Mapping[str, Any]) -> Rows:
+    """Show who has how much."""
+    return Rows(answer["usage"], _any_columns(answer["usage"]), "Nobody has any GPU.")
+
+
+def project_rows(answer: Mapping[str, Any]) -> Rows:
+    """Show the tree of projects."""
+    columns: tuple[Column, ...] = (
+        ("project", operator.itemgetter("name")),
+        ("in", operator.itemgetter("parent")),
+        ("quota", lambda row: amounts(row["quota"])),
+        ("limit", lambda row: amounts(row["limit"])),
+        ("weight", operator.itemgetter("weight")),
+        ("tier", operator.itemgetter("tier")),
+        ("has", lambda row: amounts(row["held"])),
+        ("members", lambda row: ", ".join(ANYBODY.get(each, each) for each in row.get("members", ()))),
+        ("users with numbers of their own", lambda row: ", ".join(u["name"] for u in row.get("users", ()))),
+    )
+    return Rows(answer["projects"], columns, "There are no projects.")
+
+
+#: How it is said that whoever asks is meant.
+ANYBODY = {ANY: "everybody"}
+
+
+def amounts(given: Mapping[str, float]) -> str:
+    """Say GPUs by model.
+
+    >>> amounts({"*": 8.0})
+    '8'
+    """
+    return ", ".join(f"{n:g}" if model == ANY else f"{n:g} {TIMES} {model}" for model, n in given.items())
+
+
+def _any_columns(rows: Iterable[Mapping[str, Any]]) -> list[Column]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [(_HEADS.get(name, name), _cell(name)) for name in names]
+
+
+def _cell(name: str) -> Any:
+    return lambda row: f"{row[name]:g}" if isinstance(row[name], float) else row[name]
+
+
+_HEADS = {"gpus": "GPUs"}

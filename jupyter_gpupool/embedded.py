@@ -64,7 +64,8 @@ def _alone() -> Iterator[Path]:
     """Hold the lock of the folder: nobody else starts or stops this pool meanwhile."""
     folder = directory()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)
+    # Leases of other users must get through to the simulated machines; to all else only the owner has access.
+    folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -143,6 +144,27 @@ def start(
         from jupyter_gpupool.embedded_start import Start
 
         return Start(folder, idle_exit).pool(listen or {}, nodes)
+
+
+def may_start(listen: Mapping[str, Any], nodes: Nodes | None) -> None:
+    """See that a pool that runs already is as it is wanted.
+
+    Raises:
+        PoolError: It listens elsewhere, or has other nodes; that can be changed only while it does not run.
+    """
+    if "controller" not in processes():
+        return
+    said = read(directory() / "listen.json")
+    other = [name for name, value in listen.items() if value and value != said.get(name)]
+    if nodes is not None and dict(nodes) != read(directory() / "plan.json").get("nodes"):
+        other.append("simulate" if any(nodes.values()) else "no-gpus")
+    if other:
+        options = ", ".join(f"--{each.replace('_', '-')}" for each in other)
+        raise PoolError(
+            Trouble.BAD_CONFIG,
+            f"The pool on this machine runs already, without that {options}.",
+            "Stop it with `jupyter gpupool stop`, then start it so.",
+        )
 
 
 def connected(connection: Connection) -> set[str]:

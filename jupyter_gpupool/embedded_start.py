@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 START_S = 90.0
 #: The machines of a simulated pool: GPUs by node.
 SIMULATED = {"node-1": 4, "node-2": 4}
+#: Files of how the pool was started, for its next start.
+KEPT = ("plan.json", "listen.json")
 
 
 class Start:
@@ -55,6 +57,7 @@ class Start:
         self.logs.mkdir(mode=0o700, exist_ok=True)
         self.end = time.monotonic() + START_S
         self.alive = processes()
+        self.before = {name: read(folder / name) for name in KEPT}
         self.started: dict[str, subprocess.Popen[bytes]] = {}
         if not self.alive:
             for name in STALE:
@@ -78,7 +81,10 @@ class Start:
         """Return the nodes' names, each with the variables that put its agent onto it."""
         plan = read(self.folder / "plan.json") if nodes is None or self.alive else {}
         if not plan:
-            plan = {"nodes": nodes or simulated_nodes(), "host": socket.gethostname().partition(".")[0]}
+            plan = {
+                "nodes": simulated_nodes() if nodes is None else nodes,
+                "host": socket.gethostname().partition(".")[0],
+            }
             write(self.folder / "plan.json", plan)
         if not plan["nodes"]:
             return {plan["host"]: {}}
@@ -87,7 +93,7 @@ class Start:
         path = self.folder / "simulated"
         others = path.exists() and simulated.Machine(path).nodes() != list(plan["nodes"])
         try:
-            simulated.create(path, plan["nodes"], replace=others)
+            simulated.create(path, plan["nodes"], replace=others, shared=os.geteuid() == 0)
         except ValueError as error:
             raise PoolError(Trouble.BAD_CONFIG, f"No such machine can be simulated: {error}.") from error
         return {name: simulated.environment(path, name) for name in plan["nodes"]}
@@ -97,6 +103,8 @@ class Start:
         if "controller" not in self.alive:
             (folder / "pool.json").unlink(missing_ok=True)
             said = {"port": free_port(), "comm_port": free_port(), **read(self.folder / "listen.json")}
+            if listen.get("host"):  # the name that goes with another address is another one
+                said.pop("name", None)
             said |= {key: value for key, value in listen.items() if value}
             options = [f"--{key.replace('_', '-')}={value}" for key, value in said.items()]
             self._run("controller", "jupyter_gpupool.controller", folder, options, {})
@@ -113,6 +121,9 @@ class Start:
         options = ["--name", name, *(["--head"] if head else [])]
         if read(folder / "agent.json").get("ca") != connection.address.ca:
             options += ["--join", line(connection, "agent")]
+        host = read(self.folder / "controller" / "pool.json")["comm"].split("//")[-1].rpartition(":")[0]
+        if not host.startswith("127."):  # then leases must be reached from other machines too
+            options += ["--address", host.strip("[]")]
         self._run(name, "jupyter_gpupool.node", folder, options, variables)
 
     def _run(
@@ -149,7 +160,7 @@ class Start:
     def _wait_for_agents(self, connection: Connection, names: set[str]) -> None:
         self._wait(lambda: names <= connected(connection))
         pool = connection.send(get("/v1/pool", "nodes"))
-        if not pool["gpus"]:
+        if not pool["gpus"] and any(read(self.folder / "plan.json")["nodes"].values() or [1]):
             told = connection.send(get("/v1/notices", "notices"))["notices"]
             why = told[-1]["sentence"] if told else "the NVIDIA driver lists none"
             raise PoolError(Trouble.NOT_STARTED, f"The pool on this machine has no GPU: {why}")
@@ -190,6 +201,8 @@ class Start:
         if not self.alive:
             for name in STALE:
                 (self.folder / name).unlink(missing_ok=True)
+            for name, said in self.before.items():  # what could not be started is not tried again
+                write(self.folder / name, said) if said else (self.folder / name).unlink(missing_ok=True)
 
 
 class Detached(subprocess.Popen[bytes]):

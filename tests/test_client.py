@@ -467,7 +467,7 @@ def test_an_empty_configuration_file_says_nothing(config_file, own_folder):
 def test_times_amounts_and_tables_are_said_in_words():
     assert display.duration(3599) == "59 min 59 s"
     assert display.duration(2 * 86400 + 3600) == "2 d 1 h"
-    assert display.gigabytes(85520809984) == "86 GB"
+    assert display.gigabytes(85520809984) == "80 GiB"
     assert display.waiting_words({**PENDING, "place": 2, "reasons": []}) == "place 2 in the queue (no room)"
 
 

@@ -211,7 +211,10 @@ async def _news(call: Call, record: Lease, end: float) -> None:
 async def explain(call: Call) -> Answer:
     """Say why a lease is where it is."""
     face, record = call.controller, reached(call)
-    return Answer(lease_views.explanation(face, face.pool.explain(record.id, face.clock.now())))
+    said = lease_views.explanation(face, face.pool.explain(record.id, face.clock.now()))
+    if record.state not in views.WAITING:  # what happened to it lately is why it is as it is
+        said["sentences"] = [*face.store.notes(record.id), *said["sentences"]]
+    return Answer(said)
 
 
 async def connection(call: Call) -> Answer:

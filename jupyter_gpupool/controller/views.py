@@ -64,7 +64,7 @@ def pool(face: ControllerFace) -> dict[str, Any]:
 
 def simulated(view: Pool) -> bool:
     """Return whether any of the pool's GPUs is simulated."""
-    return any(record.node.simulated for record in view.nodes.values())
+    return any(record.node.simulated and record.node.devices for record in view.nodes.values())
 
 
 def one_user(face: ControllerFace) -> str | None:

@@ -235,10 +235,17 @@ def replace_lease(state: State, lease: Lease) -> None:
         del lease.needs[ident]
         fresh = new_slice(state, lease, found.parts[0], replaces=ident)
         add_slice(state, lease, fresh)
-        told = f"{lease.request.name}: work moves to {state.device_name(fresh.device)}."
-        state.tell(lease, Notice.MIGRATING, told)
+        state.tell(lease, Notice.MIGRATING, _moves(state, lease, device, fresh.device))
     if not lease.needs:
         state.needy.pop(lease.id, None)
+
+
+def _moves(state: State, lease: Lease, old: str, new: str) -> str:
+    """Say where work goes, and what is wrong where it was."""
+    record = state.devices.get(old)
+    gone = f" from {state.device_name(old)}" if record else ""
+    why = (record.cordoned or record.sentence).rstrip(".") if record else ""
+    return f"{lease.request.name}: work moves{gone} to {state.device_name(new)}{f' ({why})' if why else ''}."
 
 
 def avoiding(request: Request, device: str) -> Request:

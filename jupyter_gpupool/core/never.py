@@ -52,9 +52,9 @@ def gigabytes(amount: int) -> str:
 def feasible_ever(request: Request, cluster: Cluster) -> tuple[Refusal, ...]:
     """Say why the pool can never hold a request, whatever is free; () if it can.
 
-    With no node in the pool nothing is refused: the request waits for one.
+    With no GPU in the pool nothing is refused: the request waits for one.
     """
-    if not cluster.nodes:
+    if not any(node.devices for node in cluster.nodes.values()):
         return ()
     want = want_of(request)
     found = room(cluster, want)

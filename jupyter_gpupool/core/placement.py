@@ -66,8 +66,10 @@ def place(
         have: Slices that the lease keeps: the new ones keep to `same_node` and `nvlink` with them, and shares
             go to other devices.
     """
-    if not cluster.nodes:
-        return NoPlacement((Refusal(reason=Reason.NO_NODES, sentence="No node has joined the pool yet."),))
+    if not any(node.devices for node in cluster.nodes.values()):
+        return NoPlacement(
+            (Refusal(reason=Reason.NO_NODES, sentence="No node with GPUs has joined the pool yet."),)
+        )
     search = _Search(request, cluster, count or request.count, tuple(have))
     held = [each.key for holder in allow for each in cluster.held_for(holder)]
     if not held:

@@ -57,8 +57,8 @@ def why_not(
         count: Slices that are wanted now (0: as many as it asks for at least).
         allow: Holders whose held parts may be used.
     """
-    if not cluster.nodes:
-        return (Refusal(reason=Reason.NO_NODES, sentence="No node has joined the pool yet."),)
+    if not any(node.devices for node in cluster.nodes.values()):
+        return (Refusal(reason=Reason.NO_NODES, sentence="No node with GPUs has joined the pool yet."),)
     with _seen_by(cluster, allow):
         look = _Look(request, cluster)
         return (look.in_sum(count or request.count), *look.candidates())
@@ -66,7 +66,7 @@ def why_not(
 
 def in_sum(request: Request, cluster: Cluster, *, count: int = 0, allow: Iterable[str] = ()) -> Refusal:
     """The first of what `why_not` says, at a small part of its cost in a large pool."""
-    if not cluster.nodes:
+    if not any(node.devices for node in cluster.nodes.values()):
         return why_not(request, cluster)[0]
     with _seen_by(cluster, allow):
         return _Look(request, cluster).in_sum(count or request.count)
