@@ -21,14 +21,16 @@ from distributed.active_memory_manager import (
 from distributed.core import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from distributed.scheduler import Scheduler, TaskState, WorkerState
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks at a worker that is leaving.
-_LOOK = 0.1
+#: Seconds between two looks at a worker that is leaving; longer where it has many results to look through.
+_LOOK, _LONG_LOOK, _MANY = 0.1, 2.0, 20_000
+#: Seconds that a result has to arrive where it is copied to, before it is copied again.
+_AGAIN = 10.0
 #: Beginning of the stimulus of our own requests for a task back from a worker.
 STIMULUS = "gpupool-drain-"
 
@@ -93,13 +95,18 @@ class _Move(ActiveMemoryManagerPolicy):
 
     def __init__(self, address: str) -> None:
         self._address = address
+        #: Key -> when it was asked for; nothing else tells that a copy is under way.
+        self._asked: dict[Any, float] = {}
 
-    def run(self) -> Iterator[Suggestion]:
+    def run(self) -> Generator[Suggestion, WorkerState | None, None]:
         scheduler = self.manager.scheduler
         worker = scheduler.workers.get(self._address)
+        now = time.monotonic()
         for task in list(worker.has_what) if worker else ():
-            if not task.actor and not (task.who_has or set()) & scheduler.running:
-                yield Suggestion("replicate", task)
+            if task.actor or (task.who_has or set()) & scheduler.running:
+                continue
+            if now - self._asked.get(task.key, -_AGAIN) >= _AGAIN and (yield Suggestion("replicate", task)):
+                self._asked[task.key] = now
 
 
 class Retirement:
@@ -130,7 +137,7 @@ class Retirement:
             while self._goes_on() and self._has_more():
                 self._take_back()
                 self._memory.run_once()
-                await asyncio.sleep(_LOOK)
+                await asyncio.sleep(min(_LONG_LOOK, max(_LOOK, len(self._worker.has_what) / _MANY)))
             return await self._let_go()
         finally:
             shuffles.leaving.discard(self._worker.address)

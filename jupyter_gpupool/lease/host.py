@@ -54,13 +54,10 @@ def main(spec: dict[str, Any]) -> None:
     """Run the worker of one slice until it is ended.
 
     Args:
-        spec: lease, slice, device (the UUID for `CUDA_VISIBLE_DEVICES`), vram and memory (bytes), scheduler
-        (address),
-            socket, directory, address, ports, credentials, simulated and options, as the agent writes it.
+        spec: As `node.lease_specs.worker_spec` writes it.
     """
     dask.config.set(SETTINGS)
-    # A Nanny hands these to its worker. Its own environment alone would not do: a forkserver's child has
-    # another one.
+    # A Nanny hands these to its worker, which is the forkserver's child and has another environment.
     dask.config.set({"distributed.nanny.environ": {**_NANNY, **spec["environ"]}})
     if not share_forkserver(spec.get("forkserver")):
         dask.config.set({"distributed.worker.multiprocessing-method": "spawn"})

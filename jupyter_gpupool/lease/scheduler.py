@@ -114,9 +114,7 @@ def main(spec: dict[str, Any]) -> None:
     """Serve one lease until it is ended.
 
     Args:
-        spec: lease, socket, directory, address (to listen on), ports ([first, last] or None), credentials,
-        secret and
-            options, as the agent writes it.
+        spec: As `node.lease_specs.scheduler_spec` writes it.
     """
     dask.config.set(SETTINGS)
     asyncio.run(_serve(spec))
