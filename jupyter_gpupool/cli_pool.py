@@ -41,6 +41,7 @@ def _start(_: None, args: Namespace) -> Any:
     from jupyter_gpupool import embedded
 
     listen = {"host": args.host, "port": args.port, "comm_port": args.comm_port, "name": args.name}
+    listen["trust_users"] = args.trust_users
     if args.host in ("0.0.0.0", "::") and not args.name:  # noqa: S104 - the administrator's wish
         listen["name"] = _own_name()
     nodes = {socket.gethostname().partition(".")[0]: 0} if args.no_gpus else _simulated(args.simulate)
@@ -96,10 +97,14 @@ class Started(dict[str, Any]):
         )
 
 
-def _stop(_: None, __: Namespace) -> str:
+def _stop(_: None, args: Namespace) -> str:
     from jupyter_gpupool import embedded
 
-    return "The pool has ended, with all its leases." if embedded.stop() else "No pool runs on this machine."
+    if not embedded.stop(keep_leases=args.keep_leases):
+        return "No pool runs on this machine."
+    if args.keep_leases:
+        return "Controller and agents have ended. Leases go on; `jupyter gpupool start` takes them back."
+    return "The pool has ended, with all its leases."
 
 
 # -------------------------------------------------------------------------------------------- backup, restore
@@ -309,12 +314,19 @@ OWN: tuple[Command, ...] = (
             _option(
                 "--simulate", 'simulate GPUs even where there are real ones: "2x4" nodes and GPUs', "SHAPE"
             ),
+            _option("--trust-users", "serve many people even where leases cannot run as their OS users"),
             _option("--no-gpus", "this machine has none to give; it only runs the pool for others"),
         ),
         run=_start,
         pool=False,
     ),
-    Command(name="stop", help="End the pool on this machine, with all its leases.", run=_stop, pool=False),
+    Command(
+        name="stop",
+        help="End the pool on this machine, with all its leases.",
+        arguments=(_option("--keep-leases", "end controller and agents only, say for an upgrade"),),
+        run=_stop,
+        pool=False,
+    ),
     Command(
         name="backup",
         help="Copy the journal of the pool on this machine, which may run meanwhile, to a new file.",

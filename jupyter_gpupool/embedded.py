@@ -201,8 +201,11 @@ def machine() -> Any:
 # ------------------------------------------------------------------------------------------------------- stop
 
 
-def stop() -> bool:
+def stop(*, keep_leases: bool = False) -> bool:
     """End the pool with all its leases, and return when nothing of it runs; say whether there was one.
+
+    Args:
+        keep_leases: End controller and agents only; the next start takes back the leases, which go on.
 
     Raises:
         PoolError: A process does not end, even by SIGKILL.
@@ -210,26 +213,34 @@ def stop() -> bool:
     if not processes():
         return False
     with _alone() as folder, Waiting("Ending the pool on this machine"):
-        if "controller" not in processes():  # what it knows of leases is needed to end them
-            from jupyter_gpupool.embedded_start import Start
-
-            with contextlib.suppress(PoolError):
-                Start(folder, 0).pool({}, None)
-        with contextlib.suppress(PoolError), contextlib.closing(Connection(find())) as connection:
-            agents = set(processes()) - {"controller"}
-            _wait(lambda: agents <= connected(connection), HEAR_S)
-            body = {"everything": True, "why": "the pool is stopped"}
-            connection.send(Call(method="POST", path="/v1/stop", body=body, repeatable=False))
-            _wait(lambda: not processes(), STOP_S)
-        for name, pid in processes().items():
-            if not end(pid):
-                raise PoolError(
-                    Trouble.TIMED_OUT, f"The pool's {name} (process {pid}) does not end.", "Kill it."
-                )
-        for name in STALE:
-            (folder / name).unlink(missing_ok=True)
-        children[:] = [child for child in children if child.poll() is None]
+        if not keep_leases:
+            _end_leases(folder)
+        _end_processes(folder)
     return True
+
+
+def _end_leases(folder: Path) -> None:
+    """Let the controller end all leases, the agents and itself."""
+    if "controller" not in processes():  # what it knows of leases is needed to end them
+        from jupyter_gpupool.embedded_start import Start
+
+        with contextlib.suppress(PoolError):
+            Start(folder, 0).pool({}, None)
+    with contextlib.suppress(PoolError), contextlib.closing(Connection(find())) as connection:
+        agents = set(processes()) - {"controller"}
+        _wait(lambda: agents <= connected(connection), HEAR_S)
+        body = {"everything": True, "why": "the pool is stopped"}
+        connection.send(Call(method="POST", path="/v1/stop", body=body, repeatable=False))
+        _wait(lambda: not processes(), STOP_S)
+
+
+def _end_processes(folder: Path) -> None:
+    for name, pid in processes().items():
+        if not end(pid):
+            raise PoolError(Trouble.TIMED_OUT, f"The pool's {name} (process {pid}) does not end.", "Kill it.")
+    for name in STALE:
+        (folder / name).unlink(missing_ok=True)
+    children[:] = [child for child in children if child.poll() is None]
 
 
 def _wait(so: Callable[[], bool], seconds: float) -> None:

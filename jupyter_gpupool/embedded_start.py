@@ -106,7 +106,7 @@ class Start:
             if listen.get("host"):  # the name that goes with another address is another one
                 said.pop("name", None)
             said |= {key: value for key, value in listen.items() if value}
-            options = [f"--{key.replace('_', '-')}={value}" for key, value in said.items()]
+            options = [_written(key, value) for key, value in said.items()]
             self._run("controller", "jupyter_gpupool.controller", folder, options, {})
             self._wait(lambda: bool(read(folder / "pool.json") and read(folder / "admin.json")))
             write(self.folder / "listen.json", said)
@@ -203,6 +203,11 @@ class Start:
                 (self.folder / name).unlink(missing_ok=True)
             for name, said in self.before.items():  # what could not be started is not tried again
                 write(self.folder / name, said) if said else (self.folder / name).unlink(missing_ok=True)
+
+
+def _written(key: str, value: Any) -> str:
+    flag = f"--{key.replace('_', '-')}"
+    return flag if value is True else f"{flag}={value}"
 
 
 class Detached(subprocess.Popen[bytes]):
