@@ -80,7 +80,7 @@ class Dashboard(JupyterHandler):
         """
         found: dict[str, Any] = await self.pool.looks.read(path_of("leases", lease, "connection"))
         if not found.get("dashboard"):
-            raise PoolError("not_ready", "This lease has no dashboard.", "Look at its log.")
+            raise problems.no(409, "not_ready", "This lease has no dashboard.", "Look at its logs.")
         return found
 
     def write_error(self, status_code: int, **more: Any) -> None:
@@ -200,7 +200,9 @@ class Page(Ticketed):
         )
         response = await _client(self.pool).fetch(request, raise_error=False)
         if response.code == 599:  # tornado's number for no answer
-            raise PoolError("not_ready", "The dashboard of this lease does not answer.", "Look at its log.")
+            raise problems.no(
+                502, "not_ready", "This lease's dashboard does not answer.", "Look at its logs."
+            )
         self._hand_out(response, lease)
 
     def _hand_out(self, response: Any, lease: str) -> None:

@@ -20,6 +20,7 @@ from jupyter_server.utils import url_path_join
 from tornado import web  # type: ignore[attr-defined] # tornado names its modules in a list only
 
 from jupyter_gpupool._http import Call, PoolError
+from jupyter_gpupool.core.model import Reason
 from jupyter_gpupool.server import problems
 
 if TYPE_CHECKING:
@@ -135,7 +136,9 @@ class PoolState(PoolHandler):
         """Look for the pool now, or start one on this machine."""
         action = self.body().get("action")
         if action not in ("start", "retry"):
-            raise PoolError("bad_request", "The action is start or retry.", "Say one of them.", "action")
+            raise problems.no(
+                400, Reason.BAD_REQUEST, "The action is start or retry.", "Say one of them.", "action"
+            )
         self.pool.try_now(start=action == "start")
         await self._say(HTTPStatus.ACCEPTED)
 

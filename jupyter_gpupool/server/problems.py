@@ -7,12 +7,10 @@ Rule 1: that the pool cannot be reached, or does not know this server's token, i
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jupyter_gpupool._http import PoolError
 from jupyter_gpupool.server.link import LOST
-
-if TYPE_CHECKING:
-    from jupyter_gpupool._http import PoolError
 
 CONTENT_TYPE = "application/problem+json"
 #: What Jupyter itself refuses, by status: a name, a sentence, and what to do.
@@ -24,6 +22,13 @@ REFUSED = {
     415: ("not_json", "The body is not JSON.", "Send one JSON object."),
 }
 BROKEN = ("broken", "Something went wrong within the Jupyter server; its log has more.", "Try again.")
+
+
+def no(status: int, reason: str, sentence: str, advice: str = "", field: str = "") -> PoolError:
+    """Make a no of this server's own, to be raised in the way of the pool's."""
+    error = PoolError(reason, sentence, advice, field)
+    error.status = status
+    return error
 
 
 def of_pool(error: PoolError) -> dict[str, Any]:
