@@ -145,6 +145,19 @@ def test_nothing_is_free_while_the_driver_lists_one_of_its_processes(start):
     assert answers == [{1}]
 
 
+def test_a_process_that_only_the_driver_knows_keeps_its_slice_for_a_while(monkeypatch):
+    """A worker that ended before anybody looked, or a process of another PID namespace: nobody can tell."""
+    monkeypatch.setattr(guard, "STALE", 0.3)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait(LONGEST)
+    began = time.monotonic()
+    end([MARK], (), device_pids=lambda: {gone.pid})
+    assert time.monotonic() - began >= 0.3
+    answers = [{gone.pid}, set()]
+    end([MARK], (), device_pids=lambda: answers.pop(0) if len(answers) > 1 else answers[0])
+    assert answers == [set()]
+
+
 def test_a_stopped_process_is_ended_too(start):
     popen = start(SHELL + "print('up', flush=True); time.sleep(600)")
     os.kill(popen.pid, signal.SIGSTOP)

@@ -20,6 +20,7 @@ from jupyter_gpupool.lease import pulse
 from jupyter_gpupool.lease.link import Link, ask
 from jupyter_gpupool.lease.settings import PATIENCE, SETTINGS, security
 from jupyter_gpupool.lease.sharing import share_forkserver
+from jupyter_gpupool.lease.shell_host import CellServer
 from jupyter_gpupool.lease.worker import LeaseWorker
 
 if TYPE_CHECKING:
@@ -125,12 +126,13 @@ class _Host:
             self._say(link, {"report": "failed", "why": f"{type(error).__name__}: {error}"})
             await asyncio.sleep(0.2)
             raise SystemExit(1) from error
+        cells = CellServer(self._nanny, self._spec)
         self._say(link, {"report": "started", "worker": self._nanny.worker_address})
         watch = asyncio.create_task(pulse.watch(lambda: self._nanny.pid, self._replace))
         await _first(cluster.finished(), stopped)
         watch.cancel()
         with contextlib.suppress(Exception):
-            await cluster.close(timeout=_CLOSE)
+            await asyncio.gather(cells.close(), cluster.close(timeout=_CLOSE))
 
     async def _replace(self, why: str) -> None:
         """Start another worker on the same GPU in place of one that cannot be asked; nobody is blamed."""

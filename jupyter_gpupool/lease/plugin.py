@@ -15,6 +15,7 @@ from distributed import SchedulerPlugin
 from distributed.core import Status
 
 from jupyter_gpupool.core.model import DrainMode
+from jupyter_gpupool.lease import shell_relay
 from jupyter_gpupool.lease.deaths import Deaths
 from jupyter_gpupool.lease.drain import STIMULUS, Drained, Retirement, drop
 from jupyter_gpupool.lease.idle import IdleWatch
@@ -86,7 +87,10 @@ class LeasePlugin(SchedulerPlugin):
         self.idle = IdleWatch(scheduler, self._say)
         self.idle.start()
         scheduler.handlers.update(
-            gpupool_lost=self.lost, gpupool_death=self.death, gpupool_spoilt=self.spoilt
+            gpupool_lost=self.lost,
+            gpupool_death=self.death,
+            gpupool_spoilt=self.spoilt,
+            **shell_relay.handlers(scheduler, self.idle),
         )
         answer = scheduler.stream_handlers.get("steal-response")
 

@@ -30,6 +30,8 @@ WIDTH = 200
 #: Seconds that processes have to end by themselves before they are killed. Killing a process that talks to
 #: the driver can freeze the GPU, so SIGKILL is never the first thing.
 GRACE = 5.0
+#: Seconds that a slice is kept for a process that only the driver knows.
+STALE = 30.0
 #: Seconds between two looks: the first, and the longest.
 _SOON, _LATE = 0.02, 1.0
 
@@ -156,12 +158,12 @@ async def end(
         marks: Their marks.
         roots: Processes that are known to belong to it.
         grace_s: Seconds from SIGTERM to SIGKILL.
-        device_pids: PIDs that the driver lists on the slice's device; none of them may be one of these
-        processes.
+        device_pids: Answers with the PIDs that the driver lists on the slice's device; none of these may be.
     """
     wanted, known = tuple(marks), set(roots)
     asked: set[Identity] = set()
-    deadline, pause = time.monotonic() + grace_s, _SOON
+    gone_at = time.monotonic()
+    deadline, pause = gone_at + grace_s, _SOON
     while True:
         alive = find(wanted, known, await asyncio.to_thread(look))
         # What was a member once stays one, even when its parent has gone and taken the trace along.
@@ -170,7 +172,9 @@ async def end(
         for process in alive if number is signal.SIGKILL else alive - asked:
             send(process, number)
         asked |= alive
-        if not alive and not await _listed(known, device_pids):
+        if alive:
+            gone_at = time.monotonic()
+        elif not await _listed(known, device_pids, patient=time.monotonic() < gone_at + STALE):
             return known
         await asyncio.sleep(pause)
         pause = min(pause * 1.5, _LATE)
@@ -193,11 +197,19 @@ async def wait_gone(process: Identity) -> None:
         os.close(handle)
 
 
-async def _listed(known: set[Identity], device_pids: Callable[[], set[int] | Awaitable[set[int]]]) -> bool:
-    """Whether the driver lists one of these processes still."""
+async def _listed(
+    known: set[Identity], device_pids: Callable[[], set[int] | Awaitable[set[int]]], *, patient: bool
+) -> bool:
+    """Whether the driver lists one of these processes still, or, for a patient one, any that does not exist.
+
+    That may be a worker that has ended before anybody looked. It may also be a process of another PID
+    namespace.
+    """
     answer = device_pids()
     listed = await answer if inspect.isawaitable(answer) else answer
-    return bool(listed & {pid for pid, _ in known})
+    if listed & {pid for pid, _ in known}:
+        return True
+    return patient and any(not started_at(pid) for pid in listed)
 
 
 def _read_mark(pid: int) -> str:

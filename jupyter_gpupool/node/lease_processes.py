@@ -134,11 +134,14 @@ class Processes:
 
     async def end(self, entry: Entry) -> None:
         """End an entry's process and all that it has started, and return when all have been seen gone."""
+        marks = [self._table.mark(entry.key)]
+        # Before they are told: one that has gone at once may stay in the driver's list for a while.
+        there = guard.find(marks, entry.roots, await asyncio.to_thread(guard.look))
         self.send(entry.key, {"order": "end" if entry.is_scheduler else "stop"})
         device = entry.slice.get("device", "")
         await guard.end(
-            [self._table.mark(entry.key)],
-            entry.roots,
+            marks,
+            entry.roots | there,
             grace_s=self._grace_s,
             device_pids=(lambda: self._device_pids(device)) if device else set,
         )
