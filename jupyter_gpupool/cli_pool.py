@@ -41,7 +41,7 @@ def _start(_: None, args: Namespace) -> Any:
     from jupyter_gpupool import embedded
 
     listen = {"host": args.host, "port": args.port, "comm_port": args.comm_port, "name": args.name}
-    listen["trust_users"] = args.trust_users
+    listen |= {"trust_users": args.trust_users, "hub_api_url": args.hub_api_url}
     if args.host in ("0.0.0.0", "::") and not args.name:  # noqa: S104 - the administrator's wish
         listen["name"] = _own_name()
     nodes = {socket.gethostname().partition(".")[0]: 0} if args.no_gpus else _simulated(args.simulate)
@@ -314,6 +314,7 @@ OWN: tuple[Command, ...] = (
             _option(
                 "--simulate", 'simulate GPUs even where there are real ones: "2x4" nodes and GPUs', "SHAPE"
             ),
+            _option("--hub-api-url", "the people of this JupyterHub are the pool's too", "URL"),
             _option("--trust-users", "serve many people even where leases cannot run as their OS users"),
             _option("--no-gpus", "this machine has none to give; it only runs the pool for others"),
         ),
@@ -371,7 +372,12 @@ OWN: tuple[Command, ...] = (
         arguments=(
             _option("action", ", ".join(_SIMULATE), "ACTION", choices=list(_SIMULATE)),
             _option("device", "gpu3, node-1/gpu3 or a UUID", "DEVICE", nargs="?"),
-            _option("value", "FIELD=VALUE, for set", "VALUE", nargs="?"),
+            _option(
+                "value",
+                "FIELD=VALUE, for set: temperature=95, ecc_uncorrected=1, remap_pending=1 …",
+                "VALUE",
+                nargs="?",
+            ),
             _option(
                 "--xid",
                 "what the driver announces (default: 79, fallen off the bus)",

@@ -226,6 +226,11 @@ def _reading(device: Mapping[str, Any], name: str, shape: str) -> str:
     return "" if value is None else shape.format(value)
 
 
+def _says_of_device(device: Mapping[str, Any]) -> str:
+    bad = device["verdict"] != Verdict.FINE
+    return " ".join(filter(None, [device.get("cordoned"), device.get("verdict_sentence") if bad else ""]))
+
+
 DEVICE_COLUMNS: tuple[Column, ...] = (
     ("device", lambda row: row["name"]),
     ("model", lambda row: row["model"]),
@@ -236,7 +241,7 @@ DEVICE_COLUMNS: tuple[Column, ...] = (
     ("busy", lambda row: _reading(row, "utilisation", "{:.0f} %")),
     ("used", lambda row: gigabytes((row.get("reading") or {}).get("memory_used"))),
     ("°C", lambda row: _reading(row, "temperature", "{:.0f}")),
-    ("says", lambda row: row.get("verdict_sentence") if row["verdict"] != Verdict.FINE else ""),
+    ("says", _says_of_device),
 )
 
 

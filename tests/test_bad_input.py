@@ -84,7 +84,7 @@ def flags(what):
     [
         ({"gpus": 9}, "9 GPUs: there are at most 8"),
         ({"gpus": 10**30}, "more than any pool has. Ask for fewer."),
-        ({"model": "V100-16GB"}, "No GPU of the pool is a V100-16GB. Its models are: H100-80GB."),
+        ({"model": "V100-16GB"}, "No GPU of the pool is of the model V100-16GB. Its models are: H100-80GB."),
         ({"project": "manhattan"}, "There is no project 'manhattan'. The projects are: default."),
         (
             {"gpus": 0},

@@ -82,7 +82,7 @@ def test_devices_are_found_by_their_names_and_uuids(machine: simulated.Machine) 
     assert [machine.find(f"gpu{at}") for at in range(8)] == everything
     assert machine.find("node-2/gpu1") == everything[5] == machine.find(everything[5])
     assert machine.nodes() == ["node-1", "node-2"]
-    with pytest.raises(ValueError, match="no simulated device 'gpu8'; there are gpu0, gpu1"):
+    with pytest.raises(ValueError, match="no simulated device 'gpu8'; there are node-1/gpu0, "):
         machine.find("gpu8")
 
 

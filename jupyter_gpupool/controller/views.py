@@ -166,7 +166,7 @@ def _device(
         "verdict": record.verdict.value,
         "verdict_sentence": record.sentence,
         "flags": [*barred, *(["probation"] if record.probation else [])],
-        "cordoned": record.cordoned,
+        "cordoned": record.cordoned or face.pool.nodes[device.node].cordoned,
         "outside": record.outside,
         "parts": [_part(lease, slice_) for lease, slice_ in taken],
         "free_milli": 0 if barred else WHOLE - used,

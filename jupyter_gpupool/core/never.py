@@ -83,7 +83,7 @@ def _unknown_model(want: Want, cluster: Cluster) -> Refusal | None:
         return None
     return Refusal(
         reason=Reason.UNKNOWN_MODEL,
-        sentence=f"No GPU of the pool is a {unknown[0]}.",
+        sentence=f"No GPU of the pool is of the model {unknown[0]}.",
         advice=f"Its models are: {', '.join(sorted(here)) or 'none'}.",
         field="model",
     )

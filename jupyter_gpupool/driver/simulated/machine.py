@@ -40,6 +40,30 @@ XIDS: dict[int, dict[str, Any]] = {
     140: {"error": "cudaErrorECCUncorrectable", "set": {"ecc_uncorrected": 1, "recovery_action": 1}},
 }
 
+#: What `Machine.set` can change.
+FIELDS = frozenset(
+    (
+        *("utilisation", "memory_used", "memory_total", "memory_extra", "temperature", "power"),
+        *("recovery_action", "remap_pending", "remap_failed", "ecc_corrected", "ecc_uncorrected", "slowdown"),
+        *(
+            "pcie_width",
+            "pcie_generation",
+            "pcie_replays",
+            "nvlinks_down",
+            "nvlink_replays",
+            "nvlink_recoveries",
+        ),
+        *(
+            "nvlink_crc",
+            "numa",
+            "remapped_corrected",
+            "remapped_uncorrected",
+            "mig_permission",
+            "reset_required",
+        ),
+    )
+)
+
 
 class Machine:
     """The simulated machines in the folder `path`.
@@ -79,7 +103,8 @@ class Machine:
         if device in data["devices"]:
             return device
         if device not in names:
-            raise ValueError(f"no simulated device {device!r}; there are {', '.join(names)}")
+            there = ", ".join(each for each in names if "/" in each)
+            raise ValueError(f"no simulated device {device!r}; there are {there}")
         return names[device]
 
     def describe(self, device: str) -> dict[str, Any]:
@@ -164,14 +189,16 @@ class Machine:
 
         Args:
             device: Which.
-            field: One of those below.
+            field: One of `FIELDS`.
             value: None: what follows from what really goes on. "not supported": just that.
 
-        Fields: utilisation, memory_used, memory_total, memory_extra, temperature, power, recovery_action,
-        remap_pending, remap_failed, ecc_corrected, ecc_uncorrected, slowdown, pcie_width, pcie_generation,
-        pcie_replays, nvlinks_down (list of links), nvlink_replays, nvlink_recoveries, nvlink_crc, numa, and
-        reset_required, which makes every call return that code.
+        `nvlinks_down` is a list of links, and `reset_required` makes every call return that code.
+
+        Raises:
+            ValueError: There is no such device or field.
         """
+        if field not in FIELDS:
+            raise ValueError(f"a GPU has no field {field!r} to be set; there are {', '.join(sorted(FIELDS))}")
         with self.state.change() as data:
             each = data["devices"][self.find(device)]
             if field == "reset_required":
