@@ -38,7 +38,7 @@ def find(url: str | None, token: str | None, ca: str | None, *, start: bool) -> 
     if from_environment:
         return Address(
             url=_bare(from_environment),
-            token=token or _environment("TOKEN"),
+            token=token or _environment("TOKEN") or _hub_token(),
             ca=_pem(ca or _environment("CA")),
             source="$GPUPOOL_URL",
         )
@@ -52,6 +52,11 @@ def find(url: str | None, token: str | None, ca: str | None, *, start: bool) -> 
 
 def _environment(name: str) -> str:
     return os.environ.get(f"GPUPOOL_{name}", "")
+
+
+def _hub_token() -> str:
+    """Return the token that this process has from its JupyterHub, where the Hub says it is for the pool."""
+    return os.environ.get("JUPYTERHUB_API_TOKEN", "") if _environment("HUB") else ""
 
 
 def _bare(url: str) -> str:

@@ -242,6 +242,11 @@ class AsyncConnection(_Way):
             await client.aclose()
 
 
+def load() -> None:
+    """Import what a first call would: it takes a tenth of a second, which an event loop has not."""
+    import httpx  # noqa: F401
+
+
 def trust(address: Address) -> ssl.SSLContext:
     """Make the TLS settings that trust the pool's own certificate authority and no other.
 

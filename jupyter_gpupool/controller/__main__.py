@@ -39,6 +39,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--comm-port", type=int, default=0, help="of the agents; 0: as before, at first any")
     parser.add_argument("--name", default="", help="the name by which others reach this machine")
     parser.add_argument("--trust-users", action="store_true", help="people may share an OS user")
+    parser.add_argument("--hub-api-url", default="", help="of a JupyterHub whose people are the pool's too")
+    parser.add_argument("--hub-service", default="gpupool", help="the pool's name among the Hub's services")
     parser.add_argument("--log", default="", help="log file; empty: standard error")
     parser.add_argument(
         "--idle-exit",
@@ -81,11 +83,12 @@ async def serve(options: argparse.Namespace) -> None:
 
 def _serve_people(options: argparse.Namespace, controller: Controller) -> Api:
     from jupyter_gpupool.controller import routes
+    from jupyter_gpupool.controller.hub import Hub
 
+    hub = Hub(options.hub_api_url, options.hub_service) if options.hub_api_url else None
     names = (options.host, *([options.name] if options.name else []))
-    return routes.serve(
-        controller, options.host, _port(options, controller, "api"), names=names, name=options.name
-    )
+    port = _port(options, controller, "api")
+    return routes.serve(controller, options.host, port, names=names, name=options.name, hub=hub)
 
 
 def _port(options: argparse.Namespace, controller: Controller, which: str) -> int:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from jupyter_gpupool.controller.face import ControllerFace
+    from jupyter_gpupool.controller.hub import Hub
     from jupyter_gpupool.controller.router import Route
 
 #: Connections that may wait to be taken in.
@@ -64,6 +65,7 @@ class Api:
         routes: The tables' rows.
         context: The TLS settings.
         limits: How much one caller may ask for.
+        hub: The JupyterHub whose people are the pool's too.
     """
 
     def __init__(
@@ -72,8 +74,10 @@ class Api:
         routes: Iterable[Route],
         context: ssl.SSLContext,
         limits: Limits | None = None,
+        hub: Hub | None = None,
     ) -> None:
         self.controller = controller
+        self.hub = hub
         self.limits = limits or Limits()
         self.people = Limiter(self.limits.rate, self.limits.burst)
         self.addresses = Limiter(self.limits.open_rate, self.limits.open_burst)
@@ -121,6 +125,8 @@ class Api:
         """Stop to serve; whoever waits for an answer is hung up on."""
         self._server.stop()
         self.waiters.close()
+        if self.hub:
+            self.hub.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._server.close_all_connections(), timeout=5)
 

@@ -81,7 +81,7 @@ class Endpoint(RequestHandler):
         """Answer a call of any method."""
         try:
             route = self._route()
-            person = self._person(route)
+            person = await self._person(route)
             call = self._call(route, person, path)
             self._task = asyncio.ensure_future(route.handler(call))
             self._answer(await self._bounded(route, call))
@@ -116,14 +116,17 @@ class Endpoint(RequestHandler):
             )
         return self.rows[method]
 
-    def _person(self, route: Route) -> Person | None:
+    async def _person(self, route: Route) -> Person | None:
         """Find out who is asking, and whether they may."""
         peer = str(self.request.remote_ip)
         if not route.scope:
             _count(self.api.addresses, peer)
             return None
         scheme, _, token = self.request.headers.get("Authorization", "").partition(" ")
-        person = self.api.controller.tokens.verify(token.strip()) if scheme.lower() == "bearer" else None
+        token = token.strip() if scheme.lower() == "bearer" else ""
+        person = self.api.controller.tokens.verify(token)
+        if person is None and self.api.hub:
+            person = await self.api.hub.verify(token)
         if person is None:
             _count(self.api.addresses, peer)
             raise Problem(

@@ -32,6 +32,7 @@ PATIENCE_S = 0.05
 _NOT_ASKED = {
     "id",
     "user",
+    "groups",
     "project",
     "name",
     "arrived",

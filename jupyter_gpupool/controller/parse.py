@@ -97,6 +97,7 @@ class Asker:
     #: The project where none is named, and the name where none is given.
     project: str
     name: str
+    groups: tuple[str, ...] = ()
 
 
 def parse_request(body: Any, asker: Asker) -> tuple[Request | None, list[Refusal]]:
@@ -115,6 +116,7 @@ def parse_request(body: Any, asker: Asker) -> tuple[Request | None, list[Refusal
         **{"project": asker.project, "name": asker.name, **what},
         id=asker.id,
         user=asker.user,
+        groups=asker.groups,
         arrived=asker.now,
         count=count,
         milli=milli,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from jupyter_gpupool.controller.face import ControllerFace
+    from jupyter_gpupool.controller.hub import Hub
 
 
 async def openapi(_: Call) -> Answer:
@@ -49,6 +50,7 @@ def serve(
     names: Iterable[str] = (),
     name: str = "",
     limits: Limits | None = None,
+    hub: Hub | None = None,
 ) -> Api:
     """Serve the API in the running event loop.
 
@@ -59,11 +61,12 @@ def serve(
         names: More host names and addresses by which people may reach it, for the certificate.
         name: The one that stands in its URL; default: `host`.
         limits: How much one caller may ask for.
+        hub: The JupyterHub whose people are the pool's too.
 
     Raises:
         ApiError: The port is in use, or may not be used.
     """
     known = [each for each in (host, name, *names) if each and each not in ("0.0.0.0", "::")]  # noqa: S104 - compared
-    api = Api(controller, ROUTES, controller.authority.server_context(known), limits)
+    api = Api(controller, ROUTES, controller.authority.server_context(known), limits, hub)
     api.listen(host, port, name=name)
     return api

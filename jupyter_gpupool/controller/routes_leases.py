@@ -94,7 +94,14 @@ def _known(face: ControllerFace, once: Once) -> Lease | None:
 
 def _parsed(call: Call) -> Request:
     face, user = call.controller, call.asker.user
-    asker = Asker(id=_new_id(face), user=user, now=face.clock.now(), project="", name=_free_name(face, user))
+    asker = Asker(
+        id=_new_id(face),
+        user=user,
+        groups=call.asker.groups,
+        now=face.clock.now(),
+        project="",
+        name=_free_name(face, user),
+    )
     wanted, wrong = parse_request(call.body, asker)
     if wanted is None:
         raise Problem.refused(wrong)

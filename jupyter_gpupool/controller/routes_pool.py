@@ -141,8 +141,13 @@ async def notices(call: Call) -> Answer:
             answer = {"notices": found.notices, "next": found.next, "missed": found.missed, "leases": leases}
             return Answer(answer)
         after = found.next
-        told = functools.partial(face.store.is_told, person.user, after, admin=person.admin)
-        await call.waiters.until(lambda told=told: told() or known not in (None, lease_mark(call)), end)
+        await call.waiters.until(functools.partial(_is_news, call, after, known), end)
+
+
+def _is_news(call: Call, after: int, known: int | None) -> bool:
+    person = call.asker
+    told = call.controller.store.is_told(person.user, after, admin=person.admin)
+    return told or known not in (None, lease_mark(call))
 
 
 def lease_mark(call: Call) -> int:
@@ -157,8 +162,8 @@ def lease_mark(call: Call) -> int:
         call.memory["lease marks"] = (pool.version, marks)
     mark = int(marks.get(user, 0))
     for ident in sorted(call.controller.store.shared_to(user)):
-        each = pool.leases.get(ident)
-        mark = zlib.crc32(f"{ident} {each.version if each else 0}".encode(), mark)
+        shared = pool.leases.get(ident)
+        mark = zlib.crc32(f"{ident} {shared.version if shared else 0}".encode(), mark)
     return mark
 
 

@@ -301,6 +301,8 @@ class Request:
     options: str = "{}"
     #: When it arrived, by the controller's clock.
     arrived: int = 0
+    #: The user's groups, as an identity provider told them; projects have them as members with "@" before.
+    groups: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ def on_submitted(state: State, event: RequestSubmitted) -> None:
 def complete(state: State, request: Request) -> Request:
     """Fill in what the request leaves to the pool: project, time limit, arrival."""
     project = request.project or next(
-        (each.name for each in state.projects if member(each, request.user)), ""
+        (each.name for each in state.projects if member(each, request.user, request.groups)), ""
     )
     known = state.tree.projects.get(project)
     limit = request.time_limit or (known.default_time if known else 0) or state.defaults.time_limit
@@ -59,11 +59,10 @@ def complete(state: State, request: Request) -> Request:
     return dataclasses.replace(request, project=project, time_limit=limit, arrived=arrived)
 
 
-def member(project: Project, user: str) -> bool:
-    """The user may use the project."""
-    return (
-        ANY in project.members or user in project.members or any(each.name == user for each in project.users)
-    )
+def member(project: Project, user: str, groups: tuple[str, ...] = ()) -> bool:
+    """The user, of these groups, may use the project."""
+    names = (ANY, user, *(f"@{group}" for group in groups))
+    return any(name in project.members for name in names) or any(each.name == user for each in project.users)
 
 
 def refuse(state: State, request: Request) -> tuple[Refusal, ...]:
@@ -108,12 +107,12 @@ def _not_allowed(state: State, request: Request) -> Iterator[Refusal]:
             field="project",
         )
         return
-    if not member(project, request.user):
-        mine = ", ".join(each.name for each in state.projects if member(each, request.user)) or "none"
+    if not member(project, request.user, request.groups):
+        mine = [each.name for each in state.projects if member(each, request.user, request.groups)]
         yield Refusal(
             reason=Reason.NOT_A_MEMBER,
             sentence=f"{request.user} is no member of project {project.name}.",
-            advice=f"Ask its administrator, or use one of yours: {mine}.",
+            advice=f"Ask its administrator, or use one of yours: {', '.join(mine) or 'none'}.",
             field="project",
         )
     known = state.leases.get(request.id)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool._find import find
-from jupyter_gpupool._http import Address, AsyncConnection, Call, PoolError, Trouble
+from jupyter_gpupool._http import Address, AsyncConnection, Call, PoolError, Trouble, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,8 +150,7 @@ class Link:
             return self._connection
 
     def _open(self) -> AsyncConnection:
-        import httpx  # noqa: F401 - it takes a tenth of a second, here in a thread
-
+        load()
         start, self._start = self._start, self._where.start
         return AsyncConnection(self._where.find(start=start))
 
