@@ -1,0 +1,327 @@
+"""A real JupyterHub with three people in two groups: it says who they are, and the pool believes only it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+from tornado.httpserver import HTTPServer
+from tornado.web import Application, RequestHandler
+
+from jupyter_gpupool._find import find
+from jupyter_gpupool.controller.hub import Hub
+from jupyter_gpupool.controller.problems import Problem
+from tests.conftest import environment
+from tests.controller_kit import running
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.asyncio
+ADMIN = "an-administrators-token-of-the-hub"
+#: Newer ones need a newer Node than Debian's.
+PROXY = "configurable-http-proxy@4"
+PROJECTS = [
+    {"name": "vision", "members": ["@vision"], "limit": {"*": 2}},
+    {"name": "speech", "members": ["@speech"], "limit": {"*": 4}},
+]
+
+
+@pytest.fixture(scope="module")
+def proxy(session_folder: Path) -> str:
+    """The Hub's proxy, from npm where it is not installed."""
+    found = shutil.which("configurable-http-proxy")
+    if found:
+        return found
+    if not shutil.which("npm"):
+        pytest.skip("JupyterHub's proxy is not installed, and there is no npm to get it with")
+    folder = session_folder / "proxy"
+    folder.mkdir()
+    command = ["npm", "install", "--prefix", str(folder), "--no-fund", "--no-audit", PROXY]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, cwd=folder)
+    path = folder / "node_modules" / ".bin" / "configurable-http-proxy"
+    if done.returncode or not path.exists():
+        pytest.skip(f"JupyterHub's proxy could not be had from npm: {done.stderr.strip()[-200:]}")
+    return str(path)
+
+
+def _ports(count):
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+class RealHub:
+    """A JupyterHub in a process of its own; its users' servers are, too."""
+
+    def __init__(self, folder: Path, proxy: str, ports: list[int], pool: str, ca: Path) -> None:
+        self.folder, self.proxy, self.ports = folder, proxy, ports
+        self.url = f"http://127.0.0.1:{ports[0]}"
+        self.api_url = f"http://127.0.0.1:{ports[1]}/hub/api"
+        folder.mkdir()
+        (folder / "jupyterhub_config.py").write_text(
+            f"""
+from jupyter_gpupool.hub import configure
+c.JupyterHub.bind_url = {self.url!r}
+c.JupyterHub.hub_port = {ports[1]}
+c.ConfigurableHTTPProxy.api_url = "http://127.0.0.1:{ports[2]}"
+c.ConfigurableHTTPProxy.command = [{proxy!r}]
+c.JupyterHub.authenticator_class = "dummy"
+c.Authenticator.allow_all = True
+c.JupyterHub.spawner_class = "simple"
+c.SimpleLocalProcessSpawner.home_dir_template = {str(folder / "home")!r} + "/{{username}}"
+c.Spawner.cmd = [{sys.executable!r}, "-m", "jupyterhub.singleuser"]
+c.Spawner.args = ["--allow-root", "--ServerApp.jpserver_extensions={EXTENSIONS}"]
+c.Spawner.env_keep = {KEEP!r}
+c.Spawner.http_timeout = c.Spawner.start_timeout = 60
+c.JupyterHub.load_groups = {{"vision": {{"users": ["ann", "ben"]}}, "speech": {{"users": ["cleo"]}}}}
+c.Authenticator.admin_users = {{"root-of-hub"}}
+c.JupyterHub.services.append({{"name": "test", "admin": True, "api_token": {ADMIN!r}}})
+c.JupyterHub.load_roles.append({{"name": "test", "services": ["test"], "scopes": [
+    "admin:users", "admin:servers", "tokens", "access:servers", "groups"]}})
+configure(c, url={pool!r}, ca={str(ca)!r})
+"""
+        )
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "jupyterhub", "--config", str(self.folder / "jupyterhub_config.py")]
+        with (self.folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                env=environment(),
+                start_new_session=True,
+            )
+        self.client = httpx.Client(
+            base_url=self.api_url, headers={"Authorization": f"token {ADMIN}"}, timeout=60
+        )
+        self.until(lambda: self.client.get("/users").status_code == 200)
+
+    def until(self, so, seconds=60) -> None:
+        end = time.monotonic() + seconds
+        while True:
+            assert self.process.poll() is None, self.log()
+            with contextlib.suppress(httpx.HTTPError):
+                if so():
+                    return
+            assert time.monotonic() < end, self.log()
+            time.sleep(0.1)
+
+    def person(self, name: str) -> str:
+        """Make a person known, start their server, and return a token of theirs that may go there."""
+        self.client.post(f"/users/{name}")
+        self.client.post(f"/users/{name}/server")
+        self.until(lambda: self.client.get(f"/users/{name}").json()["servers"].get("", {}).get("ready"))
+        return self.token(name)
+
+    def token(self, name: str, **more) -> str:
+        answer = self.client.post(f"/users/{name}/tokens", json=more)
+        assert answer.status_code == 201, answer.text
+        return answer.json()["token"]
+
+    def server(self, name: str, token: str) -> httpx.Client:
+        """Call the pool's endpoints of a person's own server, through the Hub's proxy."""
+        headers = {"Authorization": f"token {token}"}
+        return httpx.Client(base_url=f"{self.url}/user/{name}/gpupool/", headers=headers, timeout=60)
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    def stop(self) -> None:
+        self.client.close()
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(30)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+
+EXTENSIONS = {"jupyter_gpupool": True, **dict.fromkeys(("jupyterlab", "jupyter_lsp", "notebook"), False)}
+KEEP = ["PATH", "TESTS_OF_GPUPOOL", "LANG"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_three_people_in_two_groups_of_a_hub(tmp_path, proxy):
+    """The pool has trust_users set: its agents are stood in for, and nobody becomes another OS user here."""
+    pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: pip install jupyterhub")
+    ports = _ports(3)
+    (tmp_path / "pool").mkdir()
+    async with running(tmp_path / "pool") as kit:
+        kit.api.hub = Hub(f"http://127.0.0.1:{ports[1]}/hub/api", fresh_s=0.5)
+        ca = tmp_path / "ca.pem"
+        ca.write_text(kit.controller.authority.ca_pem)
+        await kit.call("adm", "PUT", "/v1/projects", {"projects": PROJECTS})
+        hub = RealHub(tmp_path / "hub", proxy, ports, kit.api.url, ca)
+        try:
+            await asyncio.to_thread(hub.start)
+            await asyncio.to_thread(_story, hub, kit.api.url, ca)
+        finally:
+            await asyncio.to_thread(hub.stop)
+
+
+def _story(hub, pool, ca):
+    tokens = {name: hub.person(name) for name in ("ann", "ben", "cleo")}
+    servers = {name: hub.server(name, token) for name, token in tokens.items()}
+
+    # Each sees the pool, as who they are at the Hub.
+    for name, server in servers.items():
+        hub.until(lambda server=server: server.get("pool").json()["state"] == "connected")
+        said = server.get("pool").json()["pool"]
+        assert (said["user"]["name"], said["user"]["admin"], said["gpus"]) == (name, False, 8)
+
+    # Each sees their own leases only, in the project of their group.
+    made = {}
+    for name, server in servers.items():
+        answer = server.post("requests", json={"gpus": 1})
+        assert answer.status_code == 201, answer.text
+        made[name] = answer.json()
+    assert [made[name]["project"] for name in ("ann", "ben", "cleo")] == ["vision", "vision", "speech"]
+    for name, server in servers.items():
+        assert [each["id"] for each in server.get("leases").json()["leases"]] == [made[name]["id"]]
+        for other in made.values():
+            status = server.get(f"leases/{other['id']}").status_code
+            assert status == (200 if other["user"] == name else 404)
+            if other["user"] != name:
+                assert server.delete(f"leases/{other['id']}").status_code == 404
+
+    # The group's limit holds for all in it, and its project is not for others.
+    full = servers["ann"].post("requests", json={"gpus": 2})
+    waits = full.json()
+    assert full.status_code in (201, 403), full.text
+    assert waits.get("state", waits.get("reason")) in ("pending", "over_limit")
+    foreign = servers["cleo"].post("requests", json={"gpus": 1, "project": "vision"})
+    assert (foreign.status_code, foreign.json()["reason"]) == (403, "not_a_member")
+
+    # Another's server is closed by the Hub itself, and a token that is not for the pool opens nothing there.
+    with hub.server("ann", tokens["ben"]) as theirs:
+        assert theirs.get("pool").status_code in (302, 403)
+
+    # Revoking at the Hub ends access to the pool, too; what only that Hub knows is worth nothing elsewhere.
+    narrow = hub.token("ann", scopes=["access:servers!user=ann"])
+    with httpx.Client(base_url=pool, verify=ssl.create_default_context(cafile=ca)) as direct:
+
+        def status(token):
+            return direct.get("/v1/pool", headers={"Authorization": f"Bearer {token}"}).status_code
+
+        assert (status(tokens["ben"]), status(narrow)) == (200, 401)
+        assert hub.client.delete("/users/ben").status_code in (202, 204)
+        hub.until(lambda: status(tokens["ben"]) == 401)
+        hub.until(lambda: servers["ben"].get("pool").status_code != 200)
+
+    # No token is in a log or an address.
+    logs = hub.log() + "".join(path.read_text(errors="replace") for path in hub.folder.rglob("*.log"))
+    assert ADMIN not in logs
+    assert not [name for name, token in tokens.items() if token in logs]
+    for server in servers.values():
+        server.close()
+
+
+# --------------------------------------------------------------------------- what the Hub says, and what not
+
+SCOPE = "access:services!service=gpupool"
+ANN = {"kind": "user", "name": "ann", "admin": False, "groups": ["vision"], "scopes": [SCOPE]}
+
+
+@contextlib.asynccontextmanager
+async def answering(answers):
+    """Something that answers as a Hub does, by the token; yields a `Hub` that asks it, and what it heard."""
+    asked = []
+
+    class User(RequestHandler):
+        def get(self):
+            token = self.request.headers["Authorization"].removeprefix("token ")
+            asked.append(token)
+            status, said = answers.get(token, (403, {"status": 403}))
+            self.set_status(status)
+            self.finish(json.dumps(said))
+
+    server = HTTPServer(Application([("/hub/api/user", User)]))
+    [port] = _ports(1)
+    server.listen(port, "127.0.0.1")
+    hub = Hub(f"http://127.0.0.1:{port}/hub/api/", fresh_s=0.2)
+    try:
+        yield hub, asked
+    finally:
+        hub.close()
+        server.stop()
+        await server.close_all_connections()
+
+
+@pytest.mark.parametrize(
+    ("said", "scopes"),
+    [
+        pytest.param(ANN, {"read", "use"}, id="a person"),
+        pytest.param({**ANN, "admin": True}, {"read", "use", "admin"}, id="an administrator"),
+        pytest.param({**ANN, "scopes": ["access:services"]}, {"read", "use"}, id="a token for all services"),
+        pytest.param({**ANN, "scopes": ["access:services!service=other"]}, None, id="for another service"),
+        pytest.param({**ANN, "scopes": ["self", "access:servers"]}, None, id="for no service"),
+        pytest.param({**ANN, "kind": "service"}, None, id="a service is no person"),
+        pytest.param({**ANN, "name": "*"}, None, id="a name that means everybody"),
+        pytest.param({}, None, id="nothing"),
+    ],
+)
+async def test_a_token_of_the_hub_stands_for_its_person_if_it_is_for_this_pool(said, scopes):
+    async with answering({"tok": (200, said)}) as (hub, _):
+        person = await hub.verify("tok")
+    assert (None if person is None else set(person.scopes)) == scopes
+    if person is not None:
+        assert (person.user, person.groups, person.admin) == ("ann", ("vision",), "admin" in scopes)
+
+
+async def test_what_is_no_token_of_the_hub_is_not_told_to_it():
+    async with answering({}) as (hub, asked):
+        for text in ("", "gpupool_0123_secret", "two\nlines", "ä"):
+            assert await hub.verify(text) is None
+        assert asked == []
+        assert await hub.verify("unknown") is None
+
+
+async def test_many_calls_are_one_question_and_revoking_ends_access_soon():
+    answers = {"tok": (200, ANN)}
+    async with answering(answers) as (hub, asked):
+        people = await asyncio.gather(*(hub.verify("tok") for _ in range(20)))
+        assert {each.user for each in people} == {"ann"}
+        assert asked == ["tok"]
+        del answers["tok"]
+        await asyncio.sleep(0.3)
+        assert await hub.verify("tok") is None
+        assert b"tok" not in repr(list(hub._known)).encode()
+
+
+@pytest.mark.parametrize(
+    "answer", [(500, {}), (302, {}), (200, [])], ids=["broken", "elsewhere", "no person"]
+)
+async def test_a_hub_that_does_not_say_is_neither_yes_nor_no(answer):
+    async with answering({"tok": answer}) as (hub, asked):
+        for _ in range(2):
+            with pytest.raises(Problem, match="cannot ask the JupyterHub"):
+                await hub.verify("tok")
+        assert len(asked) == 2, "it is asked again"
+
+
+async def test_a_process_of_the_hubs_finds_the_pool_and_gives_its_own_token_only_there(monkeypatch):
+    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "hub-token")
+    monkeypatch.setenv("GPUPOOL_URL", "https://head:1")
+    assert find(None, None, None, start=False).token == ""
+    monkeypatch.setenv("GPUPOOL_HUB", "1")
+    assert find(None, None, None, start=False).token == "hub-token"
+    assert find("https://other:1", None, None, start=False).token == ""
