@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_magic, magics_class
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from traitlets import Bool, Unicode
 from traitlets.config import Configurable
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
+    from jupyter_gpupool.cells import Cells
     from jupyter_gpupool.client import Pool
 
 PROG = "%gpupool"
@@ -54,7 +55,8 @@ class GPUPool(Magics, Configurable):
         self._pool: Pool | None = None
         self.completer: Completer
         #: The lease that a command is about when it names none; the last one requested or used here.
-        self._current = ""
+        self.current = ""
+        self._cells: Cells | None = None
         self.commands = {each.name: each for each in (*commands.COMMANDS, *self._own())}
 
     def _own(self) -> tuple[Command, ...]:
@@ -84,6 +86,20 @@ class GPUPool(Magics, Configurable):
         except Misuse as error:
             raise UsageError(str(error)) from None
 
+    @cell_magic("gpupool")
+    def gpupool_cell(self, line: str, cell: str) -> None:
+        """Run the cell on a lease: see `%%gpupool --help`."""
+        from jupyter_gpupool.cells import Cells
+        from jupyter_gpupool.client import PoolError
+
+        self._cells = self._cells or Cells(self)
+        try:
+            self._cells.run(line, cell)
+        except Misuse as error:
+            raise UsageError(str(error)) from None
+        except PoolError as error:
+            raise _told(error) from None
+
     def _command(self, word: str) -> Command:
         if word not in self.commands:
             meant = commands.nearest(word, self.commands, f"{PROG} help")
@@ -96,7 +112,7 @@ class GPUPool(Magics, Configurable):
         if args.out and not args.out.isidentifier():
             raise Misuse(f"--out needs the name of a variable, and {args.out!r} is none.")
         if hasattr(args, "lease") and not args.lease and not getattr(args, "all", False):
-            args.lease = [self._current] if isinstance(args.lease, list) else self._current
+            args.lease = [self.current] if isinstance(args.lease, list) else self.current
         if command.name == "request":
             args.project = args.project or self.project or None
             args.time_limit = args.time_limit or self.time_limit or None
@@ -116,9 +132,9 @@ class GPUPool(Magics, Configurable):
                 print("The request is withdrawn.", file=sys.stderr)  # noqa: T201 - beside the cell's interrupt
             raise
         if isinstance(value, Lease):
-            self._current = value.id
+            self.current = value.id
         elif command.name == "release":
-            self._current = ""
+            self.current = ""
         if args.out:
             self.shell.push({args.out: value})
             return None
@@ -141,6 +157,9 @@ class GPUPool(Magics, Configurable):
 
     def close(self) -> None:
         """Close the connections to the pool; leases stay."""
+        cells, self._cells = self._cells, None
+        if cells is not None:
+            cells.close()
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
@@ -214,7 +233,8 @@ def unload(shell: InteractiveShell) -> None:
     magics.close()
     if shell.Completer is not None:
         shell.Completer.custom_matchers.remove(magics.completer.matcher)
-    shell.magics_manager.magics["line"].pop("gpupool", None)
+    for kind in ("line", "cell"):
+        shell.magics_manager.magics[kind].pop("gpupool", None)
     shell.configurables.remove(magics)
 
 

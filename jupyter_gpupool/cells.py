@@ -1,0 +1,549 @@
+"""`%%gpupool`: run a cell on a lease, as if it ran here.
+
+Rule 1: what the cell shows, its errors and an interrupt are as they would be here: `run all` stops where it
+        would; only variables do not come and go by themselves (`--send`, `--fetch`).
+Rule 2: that a namespace is gone is said once, by a cell that is not run: what comes after it was written for
+        variables that are not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from jupyter_gpupool import checkpoint, commands
+from jupyter_gpupool._cells import Message, Places, Unreachable, Way
+from jupyter_gpupool.commands import Argument, Command, Misuse
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Iterator
+
+    from jupyter_gpupool.client import Lease
+    from jupyter_gpupool.magic import GPUPool
+
+PROG = "%%gpupool"
+#: Seconds to wait for a slice that is being replaced.
+APPEAR = 60.0
+#: Seconds after which an interrupt that nobody answers ends the connection.
+PATIENCE = 15.0
+
+
+def _names(flag: str, help_: str) -> Argument:
+    return Argument(
+        flags=(f"--{flag}",),
+        name=flag,
+        help=help_,
+        metavar="NAME",
+        options={"action": "extend", "nargs": "+", "default": []},
+    )
+
+
+COMMAND = Command(
+    name="cell",
+    help="Run this cell on a lease, in a namespace that stays there.",
+    arguments=(
+        Argument(
+            flags=("--lease", "-l"),
+            name="lease",
+            help="a lease, by name or id (not needed if you have only one)",
+            metavar="LEASE",
+            values="lease",
+        ),
+        Argument(
+            flags=("--on",),
+            name="on",
+            help="on which of its slices: 0 (the default), 0,2 or all",
+            metavar="0|all",
+        ),
+        Argument(
+            flags=("--gpus", "-g"),
+            name="gpus",
+            help="on a lease of so many GPUs for this cell only; with several, on each of them",
+            metavar="N",
+            options={"type": commands.number},
+        ),
+        Argument(
+            flags=("--out",),
+            name="out",
+            help="store the value of its last line in this variable here",
+            metavar="NAME",
+        ),
+        _names("send", "variables to copy to the lease first"),
+        _names("fetch", "variables to copy back afterwards"),
+    ),
+    run=lambda _, __: None,
+)
+
+
+class RemoteError(Exception):
+    """An error of a cell on a lease; its class has the name of the one that was raised there."""
+
+
+class NamespaceLost(Exception):  # noqa: N818 - it is what has happened
+    """The variables of former cells on this slice are gone; the sentence says why, and what can be done."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A slice on which the cell runs."""
+
+    place: int
+    way: Way
+    device: str
+
+
+@dataclass
+class _Known:
+    """The namespace that this notebook has used at a place; empty: one that it knows to be gone."""
+
+    shell: str = ""
+    device: str = ""
+
+
+class Cells:
+    """Runs the cells of one notebook.
+
+    Args:
+        magic: The magic that they are written with.
+    """
+
+    def __init__(self, magic: GPUPool) -> None:
+        self._magic = magic
+        self._ways: dict[tuple[str, str], Way] = {}
+        self._places: dict[str, Places] = {}
+        self._known: dict[tuple[str, int], _Known] = {}
+        #: The lease that cells run on which name none.
+        self._last: Lease | None = None
+
+    def run(self, line: str, cell: str) -> Any:
+        """Run a cell.
+
+        Raises:
+            Misuse: The line is not as it has to be.
+            PoolError: There is no such lease, or it cannot be reached.
+            NamespaceLost: The variables of former cells are gone.
+        """
+        words = commands.split(line)
+        if commands.asks_help(words):
+            print(commands.parser_of(COMMAND, PROG).format_help().rstrip())  # noqa: T201 - what was asked for
+            return
+        args = _parse(words)
+        sent = self._pickled(args.send)
+        if args.gpus is None:
+            self._run_on(self._lease(args.lease), args, cell, sent)
+            return
+        lease = self._borrow(args)
+        try:
+            args.on = args.on or ("all" if len(lease.slices) > 1 else "0")
+            self._run_on(lease, args, cell, sent)
+        finally:
+            self._forget(lease.id)
+            lease.release()
+
+    def close(self) -> None:
+        """Hang up."""
+        for way in self._ways.values():
+            with contextlib.suppress(Exception):
+                way.close()
+        self._ways.clear()
+
+    # -------------------------------------------------------------------------------------- leases and slices
+
+    def _borrow(self, args: Namespace) -> Lease:
+        magic = self._magic
+        asked = {"project": magic.project, "time_limit": magic.time_limit, "interactive": magic.interactive}
+        return magic.pool().request(gpus=args.gpus, **{name: each for name, each in asked.items() if each})
+
+    def _lease(self, name: str | None) -> Lease:
+        """Find the lease; the one that the last cell ran on is asked for only when it does not answer."""
+        current = self._magic.current
+        last = self._last
+        if last is not None and name is None and current in ("", last.id) and self._reaches(last):
+            return last
+        lease = self._magic.pool().lease(name or current or None)
+        if not lease.slices:
+            lease.wait()
+        if name is None:
+            self._last, self._magic.current = lease, lease.id
+        return lease
+
+    def _reaches(self, lease: Lease) -> bool:
+        return any(way.is_open for (ident, _), way in self._ways.items() if ident == lease.id)
+
+    def _forget(self, ident: str) -> None:
+        for key in [key for key in self._ways if key[0] == ident]:
+            self._ways.pop(key).close()
+
+    def _targets(self, lease: Lease, on: str) -> list[Target]:
+        if on == "all":
+            lease.refresh()
+            wanted = list(range(len(self._parts(lease))))
+        else:
+            wanted = [int(each) for each in on.split(",")]
+        return [self._target(lease, place) for place in wanted]
+
+    def _parts(self, lease: Lease) -> list[str]:
+        now = sorted((each.id for each in lease.slices), key=lambda ident: int(ident.rpartition("/")[2]))
+        return self._places.setdefault(lease.id, Places()).update(now)
+
+    def _target(self, lease: Lease, place: int) -> Target:
+        """Reach the shell at a place; while its slice is being replaced that is waited for."""
+        end = time.monotonic() + APPEAR
+        while True:
+            parts = self._parts(lease)
+            part = parts[place] if place < len(parts) else ""
+            try:
+                way = self._way(lease, part)
+            except Unreachable as error:
+                lease.refresh()
+                self._give_up(lease, place, error, late=time.monotonic() > end)
+                time.sleep(0.2)
+            else:
+                return Target(place, way, next(each.device_name for each in lease.slices if each.id == part))
+
+    def _give_up(self, lease: Lease, place: int, error: Unreachable, *, late: bool) -> None:
+        from jupyter_gpupool.client import PoolError
+        from jupyter_gpupool.core.model import LeaseState
+
+        if lease.state not in (LeaseState.ACTIVE, LeaseState.STARTING):
+            raise PoolError("lease_over", f"Lease {lease.name} is {lease.state}: {lease.why}", "Request one.")
+        count = len(lease.slices)
+        if place >= max(count, 1):
+            raise PoolError("bad_request", f"Lease {lease.name} has {count} slices, counted from 0.")
+        if late:
+            sentence = f"No cell can run on slice {place} of lease {lease.name}: {error}."
+            raise PoolError("unreachable", sentence, f"`%gpupool logs {lease.name}` shows what it wrote.")
+
+    def _way(self, lease: Lease, part: str) -> Way:
+        way = self._ways.get((lease.id, part))
+        if way is not None and way.is_open:
+            return way
+        if not part:
+            raise Unreachable("it is being replaced")
+        from jupyter_gpupool import _steps as steps
+
+        way = Way.open(self._magic.pool().carry_out(steps.connection(lease.data)), part)
+        self._ways[lease.id, part] = way
+        return way
+
+    # ------------------------------------------------------------------------------------------------ the run
+
+    def _pickled(self, names: list[str]) -> dict[str, bytes]:
+        import cloudpickle
+
+        found = {}
+        for name in names:
+            if name not in self._magic.shell.user_ns:
+                raise Misuse(f"--send {name}: there is no variable of this name here.")
+            try:
+                found[name] = cloudpickle.dumps(self._magic.shell.user_ns[name])
+            except Exception as error:
+                raise Misuse(
+                    f"--send {name}: it cannot be pickled ({type(error).__name__}: {error})."
+                ) from error
+        return found
+
+    def _run_on(self, lease: Lease, args: Namespace, cell: str, sent: dict[str, bytes]) -> None:
+        targets = self._targets(lease, args.on or "0")
+        for target in targets:
+            self._recognise(lease, target)
+        order = {
+            "do": "run",
+            "code": cell,
+            "send": list(sent),
+            "fetch": args.fetch,
+            "out": args.out or "",
+        }
+        run = _Run(self._magic.shell, lease.id, targets, sent)
+        try:
+            run.go(order)
+        finally:
+            for target in targets:
+                if target.place in run.lost:
+                    self._known[lease.id, target.place] = _Known()  # it is said below
+                if run.asleep:
+                    target.way.close()
+        self._tell(lease, run)
+        self._magic.shell.push(run.values(args))
+
+    def _recognise(self, lease: Lease, target: Target) -> None:
+        """See whether the namespace is the one of the last cell here; say so once if it is not."""
+        hello = target.way.hello
+        key = (lease.id, target.place)
+        known = self._known.get(key)
+        if known is not None and known.shell == hello["shell"]:
+            return
+        self._known[key] = _Known(hello["shell"], target.device)
+        if known is not None and known.shell:
+            moved = f"its GPU {known.device} was replaced by {target.device}"
+            why = moved if known.device != target.device else hello["why"] or "its slice was started anew"
+            raise _lost(lease, target.place, why)
+        if known is None and hello["fresh"] and (words := checkpoint.words(lease.id, target.place)):
+            print(f"This namespace is empty. {words}", file=sys.stderr)  # noqa: T201 - beside the cell's own
+
+    def _tell(self, lease: Lease, run: _Run) -> None:
+        """Raise what has come of the cell, if that is not well."""
+        for place, why in run.lost.items():
+            raise _lost(lease, place, why)
+        if run.errors:
+            raise _raised(run.errors)
+        if run.stopped:
+            raise KeyboardInterrupt
+
+
+@dataclass
+class _Run:
+    """One cell on one or more slices."""
+
+    shell: Any
+    lease: str
+    targets: list[Target]
+    sent: dict[str, bytes]
+    #: By place: why the namespace is gone, and the errors of the cell.
+    lost: dict[int, str] = field(default_factory=dict)
+    errors: dict[int, Message] = field(default_factory=dict)
+    #: It was interrupted here; nobody has answered to that.
+    stopped: bool = False
+    asleep: bool = False
+
+    def __post_init__(self) -> None:
+        self._inbox: queue.Queue[tuple[Way, Message]] = queue.Queue()
+        self._open = {target.way: target for target in self.targets}
+        self._places = {target.way: target.place for target in self.targets}
+        self._parts: dict[tuple[str, str, int], bytearray] = {}
+        self._copies: dict[tuple[int, str], checkpoint.Writer] = {}
+        self._began: set[tuple[int, str]] = set()
+
+    def go(self, order: Message) -> None:
+        """Run it and show what it shows, until it has ended everywhere."""
+        for target in self.targets:
+            target.way.inbox = self._inbox
+            target.way.send({**order, "shell": target.way.hello["shell"]})
+        given_up = 0.0
+        try:
+            while self._open:
+                try:
+                    self._take(given_up)
+                except KeyboardInterrupt:
+                    given_up = given_up or time.monotonic() + PATIENCE
+                    self.stopped = True
+                    for way in list(self._open):
+                        way.send({"do": "interrupt"})
+        finally:
+            for writer in self._copies.values():
+                writer.abandon()
+
+    def _take(self, given_up: float) -> None:
+        try:
+            way, message = self._inbox.get(timeout=0.5)
+        except queue.Empty:
+            # An interrupt may have hit this thread between taking the last word and heeding it.
+            for way in [way for way in self._open if not way.is_open]:
+                self._on_cut(way, {})
+            if given_up and time.monotonic() > given_up:
+                self.asleep = True
+                self._open.clear()
+            return
+        _HANDLERS.get(message["say"], _Run._on_other)(self, way, message)
+
+    # ------------------------------------------------------------------------------------ what the shell says
+
+    def _on_stream(self, way: Way, message: Message) -> None:
+        stream = sys.stderr if message["name"] == "stderr" else sys.stdout
+        stream.write(self._labelled(way, message["name"], message["text"]))
+        stream.flush()
+
+    def _on_display(self, way: Way, message: Message) -> None:
+        self._label(way)
+        shown = {name: message[name] for name in ("data", "metadata", "transient", "update")}
+        self.shell.display_pub.publish(**shown)
+
+    def _on_clear(self, _: Way, message: Message) -> None:
+        self.shell.display_pub.clear_output(message["wait"])
+
+    def _on_result(self, way: Way, message: Message) -> None:
+        self._label(way)
+        self.shell.displayhook(_Shown(message["data"], message["metadata"]))
+
+    def _on_error(self, way: Way, message: Message) -> None:
+        self.errors[self._places[way]] = message
+
+    def _on_waits(self, _: Way, __: Message) -> None:
+        print("Another cell runs there; this one is next.", file=sys.stderr)  # noqa: T201 - beside the cell's own
+
+    def _on_begins(self, way: Way, _: Message) -> None:
+        for name, data in self.sent.items():
+            for start in range(0, max(len(data), 1), checkpoint.PIECE):
+                end = start + checkpoint.PIECE
+                piece = {"name": name, "data": data[start:end], "last": end >= len(data)}
+                way.send({"do": "part", **piece})
+
+    def _on_hello(self, way: Way, message: Message) -> None:
+        way.hello = message
+
+    def _on_done(self, way: Way, message: Message) -> None:
+        if "fault" not in message:  # else what became of the namespace is said next
+            self._open.pop(way, None)
+
+    def _on_lost(self, way: Way, message: Message) -> None:
+        self.lost[self._places[way]] = message["why"]
+        self._open.pop(way, None)
+        way.close()
+
+    def _on_cut(self, way: Way, _: Message) -> None:
+        if way in self._open:
+            self.lost[self._places[way]] = "its slice was taken from the lease while the cell ran"
+            self._open.pop(way)
+
+    def _on_other(self, way: Way, message: Message) -> None:
+        """Leave alone what a newer shell says."""
+
+    # ----------------------------------------------------------------------------------- values over and back
+
+    def _on_part(self, way: Way, message: Message) -> None:
+        place, name = self._places[way], message["name"]
+        if message["kind"] == "checkpoint":
+            self._keep(way, place, message)
+            return
+        self._parts.setdefault((message["kind"], name, place), bytearray()).extend(message["data"])
+
+    def _keep(self, way: Way, place: int, message: Message) -> None:
+        key = (place, message["name"])
+        try:
+            if key not in self._copies:
+                self._copies[key] = checkpoint.Writer(self.lease, *key)
+            self._copies[key].add(message["data"], last=message["last"])
+        except (OSError, ValueError) as error:
+            if key in self._copies:
+                self._copies.pop(key).abandon()
+            if message["last"]:
+                way.send({"do": "failed", "why": f"the checkpoint could not be written: {error}"})
+            return
+        if message["last"]:
+            del self._copies[key]
+            way.send({"do": "kept"})
+
+    def _on_want(self, way: Way, message: Message) -> None:
+        place = self._places[way]
+        there = checkpoint.kept(self.lease, place)
+        names = message["names"] or list(there)
+        missing = [name for name in names if name not in there]
+        if missing or not names:
+            known = ", ".join(there) or "nothing"
+            why = f"there is no checkpoint of {', '.join(missing) or 'anything'}; kept is {known}"
+            way.send({"do": "failed", "why": why})
+            return
+        way.send({"do": "found", "names": names})
+        for name in names:
+            for data, last in checkpoint.pieces(self.lease, place, name):
+                way.send({"do": "part", "name": name, "data": data, "last": last})
+
+    def values(self, args: Namespace) -> dict[str, Any]:
+        """Return what has come back: from one slice the values, from several lists in their order."""
+        wanted = [("fetch", name) for name in args.fetch] + ([("out", args.out)] if args.out else [])
+        found = {}
+        for kind, name in wanted:
+            each = [_unpickled(name, self._parts[kind, name, target.place]) for target in self.targets]
+            found[name] = each if len(self.targets) > 1 else each[0]
+        return found
+
+    # ------------------------------------------------------------------------------------------------- labels
+
+    def _labelled(self, way: Way, name: str, text: str) -> str:
+        """Put the slice's number before each line, where there are several."""
+        if len(self.targets) == 1:
+            return text
+        key = (self._places[way], name)
+        label = f"[{key[0]}] "
+        lines = text.splitlines(keepends=True)
+        marked = [label + line for line in lines]
+        if key in self._began:
+            marked[0] = lines[0]
+        (self._began.discard if text.endswith("\n") else self._began.add)(key)
+        return "".join(marked)
+
+    def _label(self, way: Way) -> None:
+        if len(self.targets) > 1:
+            print(f"[{self._places[way]}]")  # noqa: T201 - before what the slice shows
+
+
+_HANDLERS = {
+    name.removeprefix("_on_"): handler for name, handler in vars(_Run).items() if name.startswith("_on_")
+}
+
+
+class _Shown:
+    """The value of a cell on a lease as it looks; the value itself has stayed there (`--out` fetches it)."""
+
+    def __init__(self, data: Message, metadata: Message) -> None:
+        self._data, self._metadata = data, metadata
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[Message, Message]:
+        return self._data, self._metadata
+
+    def __repr__(self) -> str:
+        return str(self._data.get("text/plain", ""))
+
+
+def _parse(words: list[str]) -> Namespace:
+    args = commands.parser_of(COMMAND, PROG).parse_args(words)
+    args.send, args.fetch = list(_each(args.send)), list(_each(args.fetch))
+    for name in (*args.send, *args.fetch, *([args.out] if args.out else [])):
+        if not name.isidentifier():
+            raise Misuse(f"{PROG} needs names of variables, and {name!r} is none.")
+    if args.on and args.on != "all" and not all(each.isdecimal() for each in args.on.split(",")):
+        raise Misuse(f"--on takes numbers of slices (0,1) or all, not {args.on!r}.")
+    if args.gpus is not None and args.lease:
+        raise Misuse("--gpus makes a lease for this cell only; leave out --lease.")
+    return args
+
+
+def _each(names: list[str]) -> Iterator[str]:
+    for text in names:
+        yield from (name for name in text.split(",") if name)
+
+
+def _unpickled(name: str, data: bytearray) -> Any:
+    import cloudpickle
+
+    from jupyter_gpupool.client import PoolError
+
+    try:
+        return cloudpickle.loads(data)
+    except Exception as error:
+        sentence = f"{name} has come back but cannot be read here ({type(error).__name__}: {error})."
+        raise PoolError(
+            "unreadable", sentence, "This notebook's environment lacks what it is made of."
+        ) from error
+
+
+def _lost(lease: Lease, place: int, why: str) -> NamespaceLost:
+    words = checkpoint.words(lease.id, place)
+    empty = (
+        "The next cell there finds none; what `gpupool.checkpoint(name=object)` in a cell keeps can be "
+        "brought back."
+    )
+    error = NamespaceLost(f"The variables of the cells on this slice are gone: {why}. {words or empty}")
+    return _shown_as(error, [f"\x1b[31mNamespaceLost\x1b[0m: {error}"])
+
+
+def _raised(errors: dict[int, Message]) -> BaseException:
+    """Make the cell's error: named as it was there, shown as it was shown there."""
+    first = next(iter(errors.values()))
+    base = KeyboardInterrupt if first["name"] == "KeyboardInterrupt" else RemoteError
+    error = type(first["name"], (base,), {"__module__": __name__})(first["value"])
+    lines: list[str] = []
+    for place, each in errors.items():
+        lines += [f"[{place}]"] if len(errors) > 1 else []
+        lines += each["traceback"]
+    return _shown_as(error, lines)
+
+
+def _shown_as(error: Any, lines: list[str]) -> Any:
+    error._render_traceback_ = lambda: lines  # IPython's hook
+    return error

@@ -1,0 +1,246 @@
+"""A slice's host runs `%%gpupool` cells: it lets notebooks in one after the other and stops what they run.
+
+Rule 1: the host itself runs no user's code and reads nothing that a cell says, so it always answers: an
+        interrupt reaches a shell whose C code keeps everything else waiting.
+Rule 2: a cell runs for a notebook that is connected. When that is gone the cell is interrupted, as it would
+        be with its kernel; what is to run on by itself is a Dask task.
+Rule 3: an interrupt to which Python has reacted is the cell's to deal with. Only a shell that does not even
+        notice one is ended, and then its namespace is said to be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from typing import TYPE_CHECKING, Any
+
+from distributed.core import Status
+
+from jupyter_gpupool.core.faults import Fault, is_hardware
+from jupyter_gpupool.core.model import Verdict
+from jupyter_gpupool.lease.link import ask
+from jupyter_gpupool.lease.settings import PATIENCE
+from jupyter_gpupool.lease.shell_process import ShellProcess
+
+if TYPE_CHECKING:
+    from jupyter_gpupool.lease.shell_line import Message
+
+logger = logging.getLogger(__name__)
+
+#: Seconds after which a shell that has not noticed an interrupt is ended.
+UNHEARD = 3.0
+#: Seconds between two words to the scheduler that the lease is in use.
+_TOUCH = 4.0
+
+
+class CellServer:
+    """Runs the cells of one slice.
+
+    Args:
+        nanny: The Nanny of the slice's worker, on whose port notebooks call.
+        spec: The host's.
+    """
+
+    def __init__(self, nanny: Any, spec: dict[str, Any]) -> None:
+        self._nanny = nanny
+        self._spec = spec
+        self._turn = asyncio.Lock()
+        self._shell: ShellProcess | None = None
+        self._starting = asyncio.Lock()
+        #: Why the last shell has ended.
+        self._why = ""
+        self._visit: _Visit | None = None
+        nanny.handlers["gpupool_cells"] = self._serve
+
+    async def close(self) -> None:
+        """End the shell."""
+        if self._shell is not None:
+            await self._shell.end()
+
+    async def _serve(self, comm: Any) -> Any:
+        """Serve one notebook, for as long as it stays connected."""
+        visit = _Visit(comm, self)
+        try:
+            await visit.welcome(await self.shell(), self._why)
+            while not comm.closed():
+                await visit.obey(await comm.read())
+        except OSError as error:
+            logger.info("a notebook has gone: %s", error)
+        finally:
+            visit.leave()
+            comm.abort()
+        return Status.dont_reply
+
+    async def shell(self) -> ShellProcess:
+        """Answer with the shell; one that has ended is replaced."""
+        async with self._starting:
+            if self._shell is None or not self._shell.alive:
+                shell = ShellProcess(self._hear, lambda why: self._lost(shell, why))
+                await shell.start(self._spec)
+                self._shell = shell
+            return self._shell
+
+    async def run(self, visit: _Visit, order: Message) -> None:
+        """Run a notebook's cell when it is its turn."""
+        if self._turn.locked():
+            await visit.say({"say": "waits"})
+        async with self._turn:
+            shell = await self.shell()
+            if order.get("shell") not in ("", None, shell.id):
+                await visit.welcome(shell, self._why)
+                await visit.say({"say": "lost", "why": self._why or "it was started anew"})
+                return
+            self._visit, shell.fresh, visit.over = visit, False, asyncio.Event()
+            await shell.send(order)
+            await visit.say({"say": "begins"})  # what the cell is sent comes after the cell
+            try:
+                await self._attend(visit, shell)
+            finally:
+                self._visit = None
+
+    async def _attend(self, visit: _Visit, shell: ShellProcess) -> None:
+        """Wait until a cell has ended; who is waited for keeps the lease from counting as idle."""
+        while not visit.over.is_set():
+            if not visit.gone:
+                with contextlib.suppress(OSError, TimeoutError):
+                    await asyncio.wait_for(self._nanny.scheduler.gpupool_touch(), PATIENCE)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(visit.over.wait(), _TOUCH)
+        if visit.spoilt:
+            shell.why = visit.spoilt
+            await shell.end()
+
+    async def _hear(self, message: Message) -> None:
+        """Pass on what the shell says."""
+        visit = self._visit
+        if visit is None:
+            return  # a process that a cell has left running goes on talking
+        if message["say"] == "interrupted":
+            visit.noticed.set()
+        elif message["say"] == "done":
+            if "fault" in message:
+                visit.spoilt = await self._judge(message)
+            await visit.say(message)
+            if visit.spoilt:
+                await visit.say({"say": "lost", "why": visit.spoilt})
+            visit.over.set()
+        else:
+            await visit.say(message)
+
+    async def _judge(self, message: Message) -> str:
+        """Have the node look at the device after an error that may be the GPU's, as a task's error has it."""
+        question = {"report": "suspect", "slice": self._spec["slice"], **_about(message)}
+        answer = await ask(self._spec["socket"], question, PATIENCE) or {}
+        verdict = Verdict(answer.get("verdict", Verdict.FINE))
+        if is_hardware(Fault(message["fault"]), verdict):
+            return answer.get("sentence") or "its GPU has failed"
+        return "its CUDA context was spoilt by the error above"
+
+    def _lost(self, shell: ShellProcess, why: str) -> None:
+        """Note that a shell has ended."""
+        if self._shell is not shell:
+            return
+        visit = self._visit
+        self._why = shell.why or why
+        logger.warning("the namespace of the slice's cells is gone: %s", self._why)
+        if visit is not None and not visit.over.is_set():
+            visit.tell({"say": "lost", "why": self._why})
+            visit.over.set()
+
+    def interrupt(self, visit: _Visit) -> bool:
+        """Interrupt a notebook's cell if that is what runs."""
+        if self._visit is not visit or self._shell is None:
+            return False
+        self._shell.signal(signal.SIGINT)
+        return True
+
+    def kill(self, visit: _Visit, why: str) -> None:
+        """End the shell in which a notebook's cell runs."""
+        if self._visit is visit and self._shell is not None:
+            self._shell.why = why
+            visit.tasks.append(asyncio.create_task(self._shell.end()))
+
+    async def pass_on(self, visit: _Visit, message: Message) -> None:
+        """Send the running cell what it waits for."""
+        if self._visit is visit and self._shell is not None:
+            await self._shell.send(message)
+
+
+class _Visit:
+    """One notebook's connection."""
+
+    def __init__(self, comm: Any, cells: CellServer) -> None:
+        self._comm = comm
+        self._cells = cells
+        self._running: asyncio.Task[None] | None = None
+        self.gone = False
+        self.tasks: list[asyncio.Task[None]] = []
+        #: The cell has ended; Python has noticed the interrupt.
+        self.over, self.noticed = asyncio.Event(), asyncio.Event()
+        #: Why the shell cannot be used after this cell.
+        self.spoilt = ""
+
+    async def welcome(self, shell: ShellProcess, why: str) -> None:
+        """Say whose namespace this is."""
+        hello = {"say": "hello", "shell": shell.id, "fresh": shell.fresh, "python": shell.python}
+        await self.say({**hello, "why": why})
+
+    async def obey(self, message: Message) -> None:
+        """Do what the notebook says."""
+        do = message.get("do")
+        if do == "run" and (self._running is None or self._running.done()):
+            self.over, self.noticed = asyncio.Event(), asyncio.Event()
+            self.spoilt = ""
+            self._running = asyncio.create_task(self._cells.run(self, message))
+            self._running.add_done_callback(self._failed)
+        elif do == "interrupt":
+            await self._interrupt()
+        elif do in ("part", "kept", "found", "failed"):
+            await self._cells.pass_on(self, message)
+
+    async def say(self, message: Message) -> None:
+        """Say something to the notebook; it may be gone."""
+        if not self.gone:
+            try:
+                await self._comm.write(message)
+            except OSError:
+                self.leave()
+
+    def tell(self, message: Message) -> None:
+        """Say something where nobody can wait."""
+        self.tasks.append(asyncio.create_task(self.say(message)))
+
+    def leave(self) -> None:
+        """Have the cell of a notebook that is gone stop."""
+        if not self.gone:
+            self.gone = True
+            self.tasks.append(asyncio.create_task(self._interrupt()))
+
+    async def _interrupt(self) -> None:
+        if self._cells.interrupt(self):
+            self.noticed.clear()
+            self.tasks.append(asyncio.create_task(self._insist(self.over)))
+        elif self._running is not None and not self._running.done():
+            self._running.cancel()  # it waits for its turn
+            await self.say({"say": "done", "ok": False, "withdrawn": True})
+
+    async def _insist(self, over: asyncio.Event) -> None:
+        """End a shell whose C code does not let Python notice an interrupt."""
+        ends = [asyncio.create_task(each.wait()) for each in (self.noticed, over)]
+        done, _ = await asyncio.wait(ends, timeout=UNHEARD, return_when=asyncio.FIRST_COMPLETED)
+        for each in ends:
+            each.cancel()
+        if not done:
+            why = f"the cell's C code did not react to an interrupt within {UNHEARD:g} s, and was ended"
+            self._cells.kill(self, why)
+
+    def _failed(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a cell could not be run", exc_info=error)
+            self.tell({"say": "lost", "why": str(error)})
+
+
+def _about(message: Message) -> Message:
+    return {"fault": message["fault"], "error": str(message.get("error", ""))[:1000]}
