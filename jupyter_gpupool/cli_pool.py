@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 import sys
+from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,12 @@ def _simulated(text: str | None) -> dict[str, Any] | None:
         raise Misuse(f"--simulate {text} is not NODESxGPUS: write 2x4, or 2x4:A100-40GB for another model.")
     many = int(each)
     return {f"node-{n}": [model] * many if model else many for n in range(1, int(nodes) + 1)}
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 2**16:
+        raise ArgumentTypeError(f"{text!r} is no port: give a number from 1 to 65535")
+    return int(text)
 
 
 def _own_name() -> str:
@@ -181,7 +188,9 @@ def _simulate(_: None, args: Namespace) -> Any:
     try:
         return _SIMULATE[args.action](machine, args)
     except ValueError as error:
-        raise PoolError(Trouble.NOT_SIMULATED, f"{str(error).capitalize().rstrip('.')}.") from None
+        raise PoolError(
+            Trouble.NOT_SIMULATED, f"{str(error)[:1].upper()}{str(error)[1:].rstrip('.')}."
+        ) from None
 
 
 def _device(args: Namespace) -> str:
@@ -214,7 +223,7 @@ def _set(machine: Any, args: Namespace) -> str:
             "jupyter gpupool simulate set needs a device and FIELD=VALUE, such as gpu3 temperature=95."
         )
     machine.set(_device(args), name, number(value) if value else None)
-    return f"{args.device}: {name} reads {value or 'as it is'} now."
+    return f"{args.device}: {name} reads {value or 'as it is'} now; the pool looks every 15 s."
 
 
 def _show(machine: Any, _: Namespace) -> tables.Rows:
@@ -307,9 +316,9 @@ OWN: tuple[Command, ...] = (
                 "--port",
                 "of the HTTP API (default: any that is free; the same again later)",
                 "PORT",
-                type=int,
+                type=_port,
             ),
-            _option("--comm-port", "for agents (default: as above)", "PORT", type=int),
+            _option("--comm-port", "for agents (default: as above)", "PORT", type=_port),
             _option("--name", "the name by which others reach this machine", "NAME"),
             _option(
                 "--simulate", 'simulate GPUs even where there are real ones: "2x4" nodes and GPUs', "SHAPE"

@@ -63,10 +63,15 @@ def directory() -> Path:
 def _alone() -> Iterator[Path]:
     """Hold the lock of the folder: nobody else starts or stops this pool meanwhile."""
     folder = directory()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Leases of other users must get through to the simulated machines; to all else only the owner has access.
-    folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Leases of other users must get through to simulated machines; to all else only the owner has access.
+        folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        sentence = f"The pool's folder {folder} cannot be used ({error.strerror})."
+        advice = "Set $GPUPOOL_DIR to a folder of your own."
+        raise PoolError(Trouble.NOT_STARTED, sentence, advice) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield folder

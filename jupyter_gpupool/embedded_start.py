@@ -91,7 +91,7 @@ class Start:
         from jupyter_gpupool.driver import simulated
 
         path = self.folder / "simulated"
-        others = path.exists() and simulated.Machine(path).nodes() != list(plan["nodes"])
+        others = (path / "state.json").exists() and simulated.Machine(path).nodes() != list(plan["nodes"])
         try:
             simulated.create(path, plan["nodes"], replace=others, shared=os.geteuid() == 0)
         except ValueError as error:

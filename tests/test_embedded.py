@@ -123,3 +123,36 @@ def test_without_a_pool_only_one_that_may_be_started_is_found(own_folder):
         Pool(start=False)
     assert no.value.reason == Trouble.NOT_STARTED
     assert str(no.value) == "No pool runs on this machine. Start one with `jupyter gpupool start`."
+
+
+def test_a_start_that_cannot_be_leaves_the_next_one_as_it_was(own_folder):
+    with pytest.raises(PoolError, match="No such machine can be simulated: unknown model 'B9000'; there are"):
+        embedded.start(nodes={"node-1": ["B9000"]})
+    with pytest.raises(PoolError, match="The controller cannot listen"):
+        embedded.start(listen={"host": "192.0.2.77"}, nodes={"node-1": 1})
+    start()
+    with pytest.raises(PoolError, match="runs already, without that --host"):
+        embedded.may_start({"host": "0.0.0.0"}, None)
+    embedded.may_start({"host": None}, {"node-1": 1})
+
+
+def test_leases_go_on_while_controller_and_agents_are_replaced(own_folder):
+    start()
+    with Pool(start=False) as pool:
+        lease = pool.request(gpus=1, timeout=60)
+        future = lease.client().submit(sum, [1, 2])
+        assert future.result(timeout=30) == 3
+        assert embedded.stop(keep_leases=True)
+        assert not embedded.processes()
+        assert lease.client().submit(sum, [3, 4]).result(timeout=30) == 7
+        start()
+        assert lease.refresh().state == "active"
+        assert future.result(timeout=30) == 3
+        lease.release(wait=30)
+
+
+def test_a_head_node_without_gpus_waits_for_nodes_that_have_some(own_folder):
+    embedded.start(nodes={"head": 0})
+    with Pool(start=False) as pool:
+        assert (pool.status().gpus, pool.status().simulated) == (0, False)
+        assert [each["reason"] for each in pool.trial(gpus=1).reasons] == ["no_nodes"]

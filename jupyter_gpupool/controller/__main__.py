@@ -67,7 +67,7 @@ async def serve(options: argparse.Namespace) -> None:
     except OSError as error:
         await controller.close()
         service.give_up(
-            f"The controller cannot listen: {error.strerror or error}. Choose another --comm-port."
+            f"The controller cannot listen: {error.strerror or error}. Choose another --host or --comm-port."
         )
     store.put("ports", {"api": api.port, "comm": _number(controller.address)})
     appoint(options.dir, controller)

@@ -109,9 +109,9 @@ def create(
         ValueError: An unknown model or wiring.
     """
     state = State(path)
+    data = _describe(state.path.resolve(), nodes or {"node-1": 4, "node-2": 4}, wiring)
     state.path.mkdir(parents=True, exist_ok=True, mode=0o700)
     (state.path / "processes").mkdir(exist_ok=True, mode=0o700)
-    data = _describe(state.path.resolve(), nodes or {"node-1": 4, "node-2": 4}, wiring)
     with state.lock():
         if replace or not state.file.exists():
             data["shared"] = shared
