@@ -318,6 +318,14 @@ async def test_a_hub_that_does_not_say_is_neither_yes_nor_no(answer):
         assert len(asked) == 2, "it is asked again"
 
 
+async def test_a_hub_that_is_not_there_is_neither_yes_nor_no():
+    [port] = _ports(1)
+    hub = Hub(f"http://127.0.0.1:{port}/hub/api")
+    with pytest.raises(Problem, match="cannot ask the JupyterHub"):
+        await hub.verify("tok")
+    hub.close()
+
+
 async def test_a_process_of_the_hubs_finds_the_pool_and_gives_its_own_token_only_there(monkeypatch):
     monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "hub-token")
     monkeypatch.setenv("GPUPOOL_URL", "https://head:1")

@@ -199,6 +199,18 @@ def test_a_dashboard_ends_with_its_lease(server, shared_pool, stranger):
     assert "has ended" in stranger.get(address).text
 
 
+def test_a_dashboard_that_does_not_answer_is_said_so(server, shared_pool, stranger):
+    with shared_pool.request(gpus=1) as lease:
+        entry = server.client.get(f"leases/{lease.id}/dashboard")
+        address = httpx.URL(server.url).join(entry.headers["Location"])
+        with lease.client() as client:
+            client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.http_server.stop())
+        answer = stranger.get(address)
+        assert (answer.status_code, answer.text[:40]) == (502, "This lease's dashboard does not answer. ")
+        with pytest.raises(websocket.WebSocketBadStatusException, match="502"):
+            websocket.create_connection(str(address).replace("http:", "ws:") + "/ws", timeout=30)
+
+
 def test_the_header_is_the_one_that_leases_know():
     assert dashboards.SECRET_HEADER == scheduler.SECRET_HEADER
 

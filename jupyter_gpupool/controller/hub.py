@@ -16,7 +16,7 @@ import logging
 import time
 from typing import Any
 
-from tornado.httpclient import HTTPRequest
+from tornado.httpclient import HTTPError, HTTPRequest
 from tornado.simple_httpclient import SimpleAsyncHTTPClient
 
 from jupyter_gpupool.controller.auth import PREFIX, SCOPES, Person, valid_user
@@ -79,15 +79,15 @@ class Hub:
             connect_timeout=ANSWER_S,
             follow_redirects=False,
         )
-        response = await self._client.fetch(request, raise_error=False)
-        if response.code in (401, 403):
-            return None
         try:
-            said = json.loads(response.body or b"null") if response.code == 200 else None
-        except ValueError:
-            said = None
+            response = await self._client.fetch(request, raise_error=False)
+            if response.code in (401, 403):
+                return None
+            said = json.loads(response.body or b"null") if response.code == 200 else response.code
+        except (OSError, HTTPError, ValueError) as error:  # refused, silent, not JSON
+            said = error
         if not isinstance(said, dict):
-            logger.warning("the JupyterHub at %s answers %s", self._url, response.code)
+            logger.warning("the JupyterHub at %s does not say whose a token is: %s", self._url, said)
             raise Problem(
                 Trouble.TIMED_OUT,
                 "The pool cannot ask the JupyterHub who you are.",

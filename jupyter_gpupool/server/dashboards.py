@@ -22,7 +22,7 @@ from jupyter_server.base.handlers import JupyterHandler
 from jupyter_server.base.websocket import WebSocketMixin
 from jupyter_server.utils import url_path_join
 from tornado import web  # type: ignore[attr-defined] # tornado names its modules in a list only
-from tornado.httpclient import HTTPRequest
+from tornado.httpclient import HTTPError, HTTPRequest
 from tornado.simple_httpclient import SimpleAsyncHTTPClient
 from tornado.websocket import WebSocketClosedError, WebSocketHandler, websocket_connect
 
@@ -198,11 +198,11 @@ class Page(Ticketed):
             follow_redirects=False,
             request_timeout=ANSWER_S,
         )
-        response = await _client(self.pool).fetch(request, raise_error=False)
-        if response.code == 599:  # tornado's number for no answer
-            raise problems.no(
-                502, "not_ready", "This lease's dashboard does not answer.", "Look at its logs."
-            )
+        try:
+            response = await _client(self.pool).fetch(request, raise_error=False)
+        except (OSError, HTTPError) as error:  # refused, silent, or not HTTP
+            sentence = "This lease's dashboard does not answer."
+            raise problems.no(502, "not_ready", sentence, "Look at its logs.") from error
         self._hand_out(response, lease)
 
     def _hand_out(self, response: Any, lease: str) -> None:

@@ -114,7 +114,13 @@ class PoolHandler(APIHandler):
 
 
 def path_of(*parts: str) -> str:
-    """Return a path of the pool's API; parts that come from a browser are quoted."""
+    """Return a path of the pool's API, of parts that may come from a browser.
+
+    Raises:
+        PoolError: A part is "..", which would lead to another of the pool's paths.
+    """
+    if {".", ".."} & set(parts):
+        raise problems.no(404, "not_found", "The pool has nothing of that name.")
     return "/v1/" + "/".join(quote(part, safe="") for part in parts)
 
 
@@ -217,7 +223,7 @@ class Health(PoolHandler):
     @authorized(action="write", resource=RESOURCE)
     async def post(self, target: str) -> None:
         """Do what is said with it."""
-        await self.change("POST", "/v1/health/" + quote(target, safe="/"), self.body())
+        await self.change("POST", path_of("health", *target.split("/")), self.body())
         self.set_status(HTTPStatus.NO_CONTENT)
         await self.finish()
 
