@@ -19,6 +19,7 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev lint
 	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests/browser
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -38,4 +39,4 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	@touch $@ $(VENV)/.demo
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist labextension/node_modules labextension/lib labextension/check/node_modules jupyter_gpupool/labextension .pytest_cache .mypy_cache .ruff_cache .hypothesis

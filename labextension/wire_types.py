@@ -3,7 +3,7 @@
     python labextension/wire_types.py          write the file
     python labextension/wire_types.py --check  only say whether it is as it should be
 
-Rule 1: a type here is never written by hand; what the server says of itself is what the sidebar is checked against.
+Rule 1: no type there is written by hand: the sidebar is checked against what the server says of itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,18 @@ from jupyter_gpupool.controller.schemas import SCHEMAS
 TARGET = Path(__file__).parent / "src" / "wire.ts"
 #: What the sidebar asks for, says and is told.
 NAMES = (
-    *("Pool", "Devices", "Lease", "Leases", "Explanation", "Logs", "Queue", "ProjectsNow", "Usage", "Notices"),
+    *(
+        "Pool",
+        "Devices",
+        "Lease",
+        "Leases",
+        "Explanation",
+        "Logs",
+        "Queue",
+        "ProjectsNow",
+        "Usage",
+        "Notices",
+    ),
     *("Request", "Change", "Health", "Problem"),
 )
 HEAD = "// Made by wire_types.py from the OpenAPI description of the pool's HTTP API. Do not edit.\n"
@@ -32,7 +43,7 @@ def main() -> int:
         return 0
     if TARGET.read_text(encoding="utf-8") == text:
         return 0
-    print(f"{TARGET.name} is not what the API says: run python labextension/wire_types.py", file=sys.stderr)
+    sys.stderr.write(f"{TARGET.name} is not what the API says: run python labextension/wire_types.py\n")
     return 1
 
 

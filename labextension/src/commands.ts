@@ -77,13 +77,15 @@ export function addCommands(context: IContext, palette: ICommandPalette | null):
       args: {
         type: 'object',
         properties: {
-          target: { type: 'string', description: 'A device or node.' },
+          target: { type: 'string', description: 'A device, by its UUID, or a node.' },
+          name: { type: 'string', description: 'What people call it.' },
           action: { type: 'string', enum: ['cordon', 'drain', 'uncordon', 'undrain', 'retire'] }
         },
         required: ['target', 'action']
       }
     },
-    execute: args => order(context, String(args.target), args.action as HealthAction)
+    execute: args =>
+      order(context, String(args.target), String(args.name ?? args.target), args.action as HealthAction)
   });
 }
 
@@ -213,10 +215,10 @@ async function openDashboard({ app, model, trans }: IContext, lease: Lease): Pro
 }
 
 /** Carry out an administrator's order; those that take something out ask why. */
-async function order({ model, trans }: IContext, target: string, action: HealthAction): Promise<void> {
+async function order({ model, trans }: IContext, target: string, name: string, action: HealthAction): Promise<void> {
   let why = '';
   if (action === 'cordon' || action === 'drain' || action === 'retire') {
-    const words = { cordon: trans.__('Cordon %1', target), drain: trans.__('Drain %1', target), retire: trans.__('Retire %1', target) };
+    const words = { cordon: trans.__('Cordon %1', name), drain: trans.__('Drain %1', name), retire: trans.__('Retire %1', name) };
     const answer = await InputDialog.getText({ title: words[action], label: trans.__('Why? Everybody can read it.') });
     if (!answer.button.accept) {
       return;

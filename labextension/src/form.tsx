@@ -208,7 +208,7 @@ function fieldsOf(kind: IDraft['kind']): string[] {
 function label(draft: IDraft, trans: TranslationBundle): string {
   const count = Number(draft.gpus);
   if (draft.kind === 'whole' && count > 0) {
-    return trans._n('Request %1 GPU', 'Request %1 GPUs', count, draft.gpus);
+    return trans._n('Request %2 GPU', 'Request %2 GPUs', count, draft.gpus);
   }
   return draft.kind === 'mig' ? trans.__('Request an instance') : trans.__('Request a share');
 }

@@ -26,7 +26,7 @@ export function HealthView(props: IViewProps): JSX.Element {
         return (
           <div className="jp-gpupool-Health">
             {ill.length === 0 ? (
-              <Nothing>{`✓ ${trans._n('The GPU is fine.', 'All %1 GPUs are fine.', fine.length, fine.length)}`}</Nothing>
+              <Nothing>{`✓ ${trans._n('The GPU is fine.', 'All %1 GPUs are fine.', fine.length)}`}</Nothing>
             ) : (
               <ul>
                 {ill.map(each => (
@@ -36,7 +36,7 @@ export function HealthView(props: IViewProps): JSX.Element {
             )}
             <Nodes {...props} admin={admin} />
             {ill.length > 0 && fine.length > 0 && (
-              <Nothing>{`✓ ${trans._n('%1 other GPU is fine.', '%1 other GPUs are fine.', fine.length, fine.length)}`}</Nothing>
+              <Nothing>{`✓ ${trans._n('%1 other GPU is fine.', '%1 other GPUs are fine.', fine.length)}`}</Nothing>
             )}
             {admin && <Fine {...props} devices={fine} />}
             {admin && <Everyone {...props} />}
@@ -58,26 +58,30 @@ function byVerdict(one: Device, other: Device): number {
 function DeviceHealth(props: IViewProps & { device: Device; admin: boolean }): JSX.Element {
   const { device, admin, trans } = props;
   const { sign, word, mood } = state(device, trans);
-  const evidence = [device.verdict_sentence, device.outside, device.reading?.error].filter(Boolean);
+  const evidence = [
+    device.verdict_sentence,
+    device.outside && trans.__('In use from outside the pool: %1', device.outside),
+    device.reading?.error && trans.__('The driver says: %1', device.reading.error)
+  ].filter(Boolean);
   return (
     <li className={`jp-gpupool-Ill jp-mod-${mood}`}>
-      <header>
+      <div className="jp-gpupool-Head">
         <strong>{device.name}</strong>
         <span className={`jp-gpupool-Chip jp-mod-${mood}`}>{`${sign} ${word}`}</span>
         {device.flags.includes('probation') && <span className="jp-gpupool-Chip">{trans.__('on probation')}</span>}
-      </header>
+      </div>
       {evidence.map((each, n) => (
         <p key={n}>{each}</p>
       ))}
       {device.cordoned && <p>{trans.__('Takes no new work: %1', device.cordoned)}</p>}
-      {admin && <Orders {...props} target={device.name} out={device.cordoned !== '' || mood === 'bad'} />}
+      {admin && <Orders {...props} target={device.uuid} name={device.name} out={device.cordoned !== '' || mood === 'bad'} />}
     </li>
   );
 }
 
 /** What an administrator can order for a device or node. */
-function Orders(props: IViewProps & { target: string; out: boolean }): JSX.Element {
-  const { target, commands, trans } = props;
+function Orders(props: IViewProps & { target: string; name: string; out: boolean }): JSX.Element {
+  const { target, name, commands, trans } = props;
   const orders: [HealthAction, string][] = props.out
     ? [['undrain', trans.__('Back into service')]]
     : [
@@ -85,12 +89,12 @@ function Orders(props: IViewProps & { target: string; out: boolean }): JSX.Eleme
         ['drain', trans.__('Drain')]
       ];
   return (
-    <span className="jp-gpupool-Actions" role="group" aria-label={trans.__('Orders for %1', target)}>
+    <span className="jp-gpupool-Actions" role="group" aria-label={trans.__('Orders for %1', name)}>
       {orders.map(([action, label]) => (
         <button
           key={action}
           className="jp-gpupool-Button"
-          onClick={() => void commands.execute(CommandIDs.health, { target, action })}
+          onClick={() => void commands.execute(CommandIDs.health, { target, name, action })}
         >
           {label}
         </button>
@@ -115,7 +119,7 @@ function Nodes(props: IViewProps & { admin: boolean }): JSX.Element {
             <strong>{node.name}</strong>
             <span className={`jp-gpupool-Chip jp-mod-${node.state === 'up' ? 'good' : 'bad'}`}>{words[node.state]}</span>
             {node.cordoned && <span className="jp-gpupool-small">{trans.__('cordoned: %1', node.cordoned)}</span>}
-            {admin && <Orders {...props} target={node.name} out={node.cordoned !== ''} />}
+            {admin && <Orders {...props} target={node.name} name={node.name} out={node.cordoned !== ''} />}
           </li>
         ))}
       </ul>
@@ -135,7 +139,7 @@ function Fine(props: IViewProps & { devices: readonly Device[] }): JSX.Element {
           {devices.map(each => (
             <li key={each.uuid} className="jp-gpupool-Nodes-device">
               <span>{each.name}</span>
-              <Orders {...props} target={each.name} out={false} />
+              <Orders {...props} target={each.uuid} name={each.name} out={false} />
             </li>
           ))}
         </ul>

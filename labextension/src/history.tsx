@@ -152,7 +152,7 @@ function Longest(props: { leases: readonly Lease[]; now: number; trans: Translat
       <ul>
         {most.filter(cost).map(each => (
           <li key={each.id}>
-            <strong>{each.name}</strong> {props.trans._n('%1 GPU', '%1 GPUs', each.gpus, gpus(each.gpus))},{' '}
+            <strong>{each.name}</strong> {props.trans._n('%2 GPU', '%2 GPUs', each.gpus, gpus(each.gpus))},{' '}
             {duration(cost(each) / (each.gpus || 1))}
           </li>
         ))}

@@ -14,6 +14,8 @@ import type { Device, Lease, LeaseState, Slice } from './types';
 
 /** Less than so many seconds left is worth a word. */
 const SOON_S = 15 * 60;
+/** How long a lease may be idle where nothing else was asked for; a warning comes at half of it. */
+const IDLE_S = 7200;
 /** So many ended leases are listed, folded away. */
 const PAST = 10;
 
@@ -92,16 +94,16 @@ export function LeaseCard(props: IViewProps & { lease: Lease }): JSX.Element {
   const mine = lease.user === model.pool?.user.name;
   return (
     <li className={`jp-gpupool-Lease jp-mod-${mood}`} aria-label={trans.__('Lease %1, %2', lease.name, word)}>
-      <header>
+      <div className="jp-gpupool-Head">
         <strong>{lease.name}</strong>
         <span className={`jp-gpupool-Chip jp-mod-${mood}`}>{`${sign} ${word}`}</span>
         <span className="jp-gpupool-Lease-size">{size(lease, trans)}</span>
-      </header>
+      </div>
       {!mine && <p className="jp-gpupool-small">{trans.__('of %1', lease.user)}</p>}
       <Standing lease={lease} now={now} trans={trans} />
-      {lease.idle_since !== null && lease.state === 'active' && (
+      {idle(lease, now) > 0 && (
         <p className="jp-gpupool-Lease-idle" role="status">
-          {`⚠ ${trans.__('Idle for %1: it ends if it stays so.', duration(now - lease.idle_since))} `}
+          {`⚠ ${trans.__('Idle for %1: it ends if it stays so.', duration(idle(lease, now)))} `}
           <button
             className="jp-gpupool-Button"
             onClick={() => void props.commands.execute(CommandIDs.keep, { lease: lease.id })}
@@ -125,13 +127,20 @@ export function LeaseCard(props: IViewProps & { lease: Lease }): JSX.Element {
   );
 }
 
+/** For how many seconds a lease has been idle, once that is worth a warning; before, 0. */
+export function idle(lease: Lease, now: number): number {
+  const timeout = (lease.requested.idle_timeout as number | undefined) ?? IDLE_S;
+  const since = lease.idle_since === null || lease.state !== 'active' ? 0 : now - lease.idle_since;
+  return timeout > 0 && since >= timeout / 2 ? since : 0;
+}
+
 function find(devices: readonly Device[], uuid: string): Device | undefined {
   return devices.find(each => each.uuid === uuid);
 }
 
 function size(lease: Lease, trans: TranslationBundle): string {
   const profile = lease.slices[0]?.profile || (lease.requested.mig as string | undefined);
-  return profile || trans._n('%1 GPU', '%1 GPUs', lease.gpus, gpus(lease.gpus));
+  return profile || trans._n('%2 GPU', '%2 GPUs', lease.gpus, gpus(lease.gpus));
 }
 
 /** How far it is, or how long it lasts, in one line. */

@@ -23,7 +23,7 @@ export function Free(props: { pool: Pool; trans: TranslationBundle }): JSX.Eleme
     <div className="jp-gpupool-Free" role="status" aria-live="polite">
       <strong>{free}</strong>
       <span>{trans.__('largest together: %1', pool.largest_together)}</span>
-      {pool.pending > 0 && <span>{trans._n('%1 request waits', '%1 requests wait', pool.pending, pool.pending)}</span>}
+      {pool.pending > 0 && <span>{trans._n('%1 request waits', '%1 requests wait', pool.pending)}</span>}
     </div>
   );
 }
@@ -300,12 +300,12 @@ function Details(props: {
   ];
   return (
     <section className="jp-gpupool-Details" aria-label={trans.__('Details of %1', device.name)}>
-      <header>
+      <div className="jp-gpupool-Head">
         <strong>{device.name}</strong>
         <button className="jp-gpupool-Button jp-mod-plain" onClick={props.close} aria-label={trans.__('Close details')}>
           ×
         </button>
-      </header>
+      </div>
       <dl>
         {rows.map(([name, text], n) => (
           <React.Fragment key={n}>

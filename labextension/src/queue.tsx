@@ -53,7 +53,7 @@ function Waits(props: IViewProps & { row: Waiting }): JSX.Element {
   return (
     <li className={mine ? 'jp-mod-mine' : ''} value={row.place}>
       <strong>{mine ? trans.__('you') : row.user}</strong>
-      {` ${trans._n('%1 GPU', '%1 GPUs', row.gpus, gpus(row.gpus))} ${row.name ? `(${row.name})` : ''}`}
+      {` ${trans._n('%2 GPU', '%2 GPUs', row.gpus, gpus(row.gpus))} ${row.name ? `(${row.name})` : ''}`}
       <p className="jp-gpupool-small">{[since, start].filter(Boolean).join(', ')}</p>
       {row.why && <p className="jp-gpupool-small">{row.why}</p>}
       {row.id && (
@@ -61,7 +61,7 @@ function Waits(props: IViewProps & { row: Waiting }): JSX.Element {
           className="jp-gpupool-Button"
           onClick={() => void commands.execute(CommandIDs.explain, { lease: row.id })}
         >
-          {trans.__('Why am I waiting?')}
+          {mine ? trans.__('Why am I waiting?') : trans.__('Why?')}
         </button>
       )}
     </li>
@@ -74,6 +74,8 @@ function Shares(props: IViewProps): JSX.Element {
   const children = (parent: string): Project[] => model.projects.filter(each => each.parent === parent);
   const names = new Set(model.projects.map(each => each.name));
   const roots = model.projects.filter(each => !names.has(each.parent));
+  const shares = model.projects.map(share);
+  const some = (what: (each: IShare) => number | null): boolean => shares.some(each => (what(each) ?? 0) > 0);
   const branch = (project: Project): JSX.Element => (
     <li key={project.name}>
       <Share name={project.name} share={share(project)} all={all} trans={trans} />
@@ -94,9 +96,9 @@ function Shares(props: IViewProps): JSX.Element {
       <ul className="jp-gpupool-Shares">{roots.map(branch)}</ul>
       <p className="jp-gpupool-small jp-gpupool-Legend">
         <span className="jp-gpupool-Legend-held">{trans.__('has now')}</span>
-        <span className="jp-gpupool-Legend-borrowed">{trans.__('borrowed')}</span>
-        <span className="jp-gpupool-Legend-quota">{trans.__('quota')}</span>
-        <span className="jp-gpupool-Legend-deserved">{trans.__('deserved')}</span>
+        {some(each => each.borrowed) && <span className="jp-gpupool-Legend-borrowed">{trans.__('borrowed')}</span>}
+        {some(each => each.quota) && <span className="jp-gpupool-Legend-quota">{trans.__('quota')}</span>}
+        {some(each => each.deserved) && <span className="jp-gpupool-Legend-deserved">{trans.__('deserved')}</span>}
       </p>
     </>
   );

@@ -85,6 +85,8 @@ interface ISection {
   topics: Topic[];
   draw: (props: IViewProps) => JSX.Element;
   open: boolean;
+  /** How much of the height it gets, in proportion. */
+  part: number;
 }
 
 function sections(trans: TranslationBundle, sent: () => void): ISection[] {
@@ -94,42 +96,48 @@ function sections(trans: TranslationBundle, sent: () => void): ISection[] {
       title: trans.__('My leases'),
       topics: ['pool', 'leases', 'devices'],
       draw: props => <LeasesView {...props} />,
-      open: true
+      open: true,
+      part: 3
     },
     {
       id: 'request',
       title: trans.__('Request GPUs'),
       topics: ['pool', 'projects', 'devices'],
       draw: props => <RequestView {...props} sent={sent} />,
-      open: false
+      open: false,
+      part: 4
     },
     {
       id: 'pool',
       title: trans.__('Pool'),
       topics: ['pool', 'devices'],
       draw: props => <PoolView {...props} />,
-      open: true
+      open: true,
+      part: 4
     },
     {
       id: 'queue',
       title: trans.__('Queue and fair share'),
       topics: ['pool', 'queue', 'projects', 'usage'],
       draw: props => <QueueView {...props} />,
-      open: false
+      open: false,
+      part: 3
     },
     {
       id: 'history',
       title: trans.__('History'),
       topics: ['pool', 'leases'],
       draw: props => <HistoryView {...props} />,
-      open: false
+      open: false,
+      part: 3
     },
     {
       id: 'health',
       title: trans.__('Health'),
       topics: ['pool', 'devices'],
       draw: props => <HealthView {...props} />,
-      open: false
+      open: false,
+      part: 3
     }
   ];
 }
@@ -158,6 +166,8 @@ export class PoolSidebar extends SidePanel {
       this.addWidget(panel);
     });
     this._sections.forEach((each, n) => !each.open && this._accordion.collapse(n));
+    this._accordion.expansionToggled.connect((_, index) => this._divide(index));
+    this._divide();
   }
 
   /** Open a section; the form gets the room of the tiles. */
@@ -176,10 +186,30 @@ export class PoolSidebar extends SidePanel {
     this._accordion.expand(at);
   }
 
-  /** Open the form and put the cursor into it. */
+  /** Open the form and put the cursor into it, as soon as it is drawn. */
   ask(): void {
     this.reveal('request');
-    setTimeout(() => this.node.querySelector<HTMLElement>('#jp-gpupool-field-gpus, .jp-gpupool-Form input')?.focus(), 100);
+    const focus = (tries: number): void => {
+      const form = this.node.querySelector('.jp-gpupool-Form');
+      const field = form?.querySelector<HTMLElement>('.jp-gpupool-Field input');
+      if (field?.offsetParent) {
+        field.focus();
+      } else if (tries > 0) {
+        setTimeout(() => focus(tries - 1), 50);
+      }
+    };
+    focus(60);
+  }
+
+  /** Share the height among the sections that are open; the one just opened gets more. */
+  private _divide(opened = -1): void {
+    const sizes = this._sections.map((each, n) => {
+      const open = this._accordion.widgets[n]?.isHidden === false;
+      return open ? each.part * (n === opened ? 1.5 : 1) : 0;
+    });
+    if (sizes.some(size => size > 0)) {
+      this._accordion.setRelativeSizes(sizes);
+    }
   }
 
   private get _accordion(): AccordionPanel {

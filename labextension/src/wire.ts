@@ -195,6 +195,7 @@ export interface Notices {
   }[];
   next: number;
   missed: boolean;
+  leases: number;
 }
 
 export interface Request {

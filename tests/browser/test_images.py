@@ -1,0 +1,75 @@
+"""Screenshots of each panel in both themes for the documentation, of a pool that is in use."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import expect
+
+from jupyter_gpupool import embedded
+from tests.conftest import wait_until
+
+if TYPE_CHECKING:
+    from tests.browser.lab import Sidebar
+
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+SECTIONS = {
+    "My leases": "leases",
+    "Request GPUs": "request",
+    "Pool": "pool",
+    "Queue": "queue",
+    "History": "history",
+    "Health": "health",
+}
+
+
+@pytest.fixture
+def busy(pool, others):
+    """A pool with leases of one person, two who wait, work that runs, and a GPU that is lost."""
+    machine = embedded.machine()
+    devices = [each["uuid"] for each in pool.devices()]
+    pool.request(gpus=2, name="training", time_limit="8h")
+    pool.request(vram="20GB", name="small", time_limit="1h")
+    pool.request(vram="40GB", name="notebook", time_limit="14m")
+    pool.request(gpus=6, name="sweep", wait=False)
+    others.request(gpus=6, name="theirs", wait=False)
+    for device, use in zip(devices, (97, 88, 41, 63, 0, 0, 12, 0), strict=True):
+        machine.set(device, "utilisation", use)
+    machine.lose(devices[7], 79)
+    wait_until(lambda: any(each["verdict"] == "gone" for each in pool.devices()))
+    yield
+    for device in devices:
+        machine.restore(device)
+
+
+@pytest.mark.parametrize("theme", ["Light", "Dark"])
+def test_screenshots(sidebar: Sidebar, busy, theme: str):
+    """Each panel is drawn, in both themes; with $KEEP_IMAGES the documentation gets the pictures."""
+    page = sidebar.page
+    sidebar.theme(f"JupyterLab {theme}")
+    expect(sidebar.root).to_contain_text(re.compile("GPUs free"))
+    for title, name in SECTIONS.items():
+        sidebar.only(title)
+        page.wait_for_timeout(2500 if name in ("request", "pool") else 1200)
+        if name == "pool":
+            sidebar.root.locator(".jp-gpupool-Tile").first.click()
+            page.wait_for_timeout(200)
+        shot(sidebar, f"{name}-{theme.lower()}.png")
+    sidebar.section("My leases")
+    sidebar.section("Pool")
+    page.wait_for_timeout(1000)
+    if os.environ.get("KEEP_IMAGES"):
+        page.screenshot(path=str(IMAGES / f"sidebar-{theme.lower()}.png"))
+
+
+def shot(sidebar: Sidebar, name: str) -> None:
+    """Take a picture of the sidebar, and keep it where that is asked for."""
+    picture = sidebar.root.screenshot()
+    assert len(picture) > 5000
+    if os.environ.get("KEEP_IMAGES"):
+        IMAGES.mkdir(exist_ok=True)
+        (IMAGES / name).write_bytes(picture)

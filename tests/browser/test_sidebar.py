@@ -1,0 +1,250 @@
+"""A person's way through the sidebar, in a real JupyterLab with a real pool of simulated GPUs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from jupyter_gpupool import embedded
+from tests.browser.lab import KERNEL_READY, WAIT_MS, Lab, Sidebar
+from tests.conftest import wait_until
+
+expect.set_options(timeout=WAIT_MS)
+ROUND_TRIP = """
+print("six times seven is", client.submit(lambda: 6 * 7).result(timeout=60))
+"""
+
+
+def request(sidebar: Sidebar, **fields: str) -> None:
+    """Fill the form in and send it."""
+    sidebar.root.get_by_role("button", name="Request GPUs").first.click()
+    form = sidebar.root.locator("form")
+    if "name" in fields:
+        form.get_by_text("Options").click()
+    for name, text in fields.items():
+        form.locator(f"#jp-gpupool-field-{name}").fill(text)
+    expect(form).to_contain_text("Starts now.")
+    form.get_by_role("button", name="Request").click()
+    expect(form).to_be_hidden()
+
+
+def free(sidebar: Sidebar, words: str) -> None:
+    expect(sidebar.root.locator(".jp-gpupool-Free")).to_contain_text(words)
+
+
+def cells(sidebar: Sidebar):
+    return sidebar.page.locator(".jp-NotebookPanel:visible .jp-CodeCell")
+
+
+def run_all(sidebar: Sidebar) -> None:
+    """Run all cells; a kernel that is just up may lose the first order."""
+    for _ in range(5):
+        sidebar.page.evaluate("void jupyterapp.commands.execute('notebook:run-all-cells')")
+        try:
+            expect(cells(sidebar).first).to_contain_text(re.compile(r"\[(\d+|\*)\]"), timeout=5000)
+        except AssertionError:
+            continue
+        return
+
+
+def test_request_use_in_a_notebook_a_gpu_fails_release(sidebar: Sidebar, pool, lab: Lab):
+    """From the form to tiles, a cell that runs on the lease, a GPU that fails, and back to a free pool."""
+    page = sidebar.page
+    free(sidebar, "8 of 8 GPUs free")
+    request(sidebar, gpus="2", name="train")
+    card = sidebar.lease("train")
+    expect(card).to_contain_text("active")
+    free(sidebar, "6 of 8 GPUs free")
+    tile = sidebar.section("Pool").get_by_role("button", name=re.compile("gpu0.*you"))
+    expect(tile.first).to_be_visible()
+
+    card.get_by_role("button", name="Use in notebook").click()
+    page.wait_for_function(KERNEL_READY, timeout=WAIT_MS)
+    expect(cells(sidebar).first).to_contain_text("Pool().lease(")
+    page.evaluate("void jupyterapp.commands.execute('notebook:insert-cell-below')")
+    expect(cells(sidebar)).to_have_count(2)
+    text = ROUND_TRIP.strip()
+    page.evaluate(f"void jupyterapp.commands.execute('notebook:replace-selection', {{text: {text!r}}})")
+    run_all(sidebar)
+    expect(cells(sidebar).nth(1)).to_contain_text("six times seven is 42")
+
+    failed = pool.lease("train").slices[0].device
+    name = next(each["name"] for each in pool.devices() if each["uuid"] == failed)
+    embedded.machine().lose(failed, 79)
+    expect(page.locator(".jp-Notification-List, .Toastify").first).to_contain_text(name.split("/")[1])
+    expect(sidebar.section("Health").locator(".jp-gpupool-Ill", has_text=name)).to_be_visible()
+    expect(page.locator(f"[id='jp-gpupool-{failed}']")).to_contain_text("gone")
+    expect(card).to_contain_text("active")
+    wait_until(lambda: all(each.device != failed for each in pool.lease("train").slices))
+
+    card.get_by_role("button", name="Release").click()
+    page.get_by_role("dialog").get_by_role("button", name="Release").click()
+    expect(card).to_have_count(0)
+    free(sidebar, "7 of 8 GPUs free")
+
+
+def test_the_form_says_what_would_come_of_it(sidebar: Sidebar, pool):
+    """A no stands beside its field; what would wait is told its place; what waits can be asked why."""
+    page = sidebar.page
+    sidebar.command("jupyter-gpupool:request-gpus")
+    form = sidebar.root.locator("form")
+    form.locator("#jp-gpupool-field-gpus").fill("99")
+    fault = form.locator("#jp-gpupool-field-gpus-fault")
+    expect(fault).to_contain_text("99")
+    expect(form.locator("#jp-gpupool-field-gpus")).to_have_attribute("aria-invalid", "true")
+    expect(form.get_by_role("button", name="Request 99 GPUs")).to_be_disabled()
+
+    pool.request(gpus=8, name="all", time_limit="1h")
+    form.locator("#jp-gpupool-field-gpus").fill("2")
+    expect(form).to_contain_text("Place 1 in the queue, starts about")
+    form.get_by_role("button", name="Request 2 GPUs").click()
+    expect(form).to_be_hidden()
+    waits = sidebar.root.locator(".jp-gpupool-Lease", has_text="waiting")
+    expect(waits).to_contain_text("Place 1")
+    queue = sidebar.only("Queue")
+    expect(queue.locator("ol li")).to_contain_text("2 GPUs")
+    queue.get_by_role("button", name="Why am I waiting?").click()
+    expect(page.get_by_role("dialog")).to_contain_text(re.compile("GPU"))
+    page.keyboard.press("Enter")
+    waits = sidebar.only("My leases").locator(".jp-gpupool-Lease", has_text="waiting")
+    waits.get_by_role("button", name="Withdraw").click()
+    expect(waits).to_have_count(0)
+
+
+def test_an_idle_lease_warns_and_is_kept(sidebar: Sidebar, pool):
+    """The card says that it is idle, and Keep ends that."""
+    pool.request(gpus=1, name="lazy", idle_timeout="20s")
+    card = sidebar.lease("lazy")
+    expect(card).to_contain_text("Idle for", timeout=60_000)
+    card.get_by_role("button", name="Keep").click()
+    expect(card.locator(".jp-gpupool-Lease-idle")).to_have_count(0)
+    expect(card).to_contain_text("active")
+
+
+def test_a_lease_of_another_person_can_be_seen_and_not_touched(page, pool, others, stranger, session_folder):
+    """Who is no administrator sees that a GPU is used and by whom, and has no button for it."""
+    said = embedded.find()
+    ca = session_folder / "theirs.pem"
+    ca.write_text(said.ca)
+    token = pool.call("POST", "/v1/tokens", {"user": stranger, "scopes": ["read", "use"]})["token"]
+    more = {"GPUPOOL_URL": pool.url, "GPUPOOL_TOKEN": token, "GPUPOOL_CA": str(ca)}
+    mine = pool.request(gpus=1, name="mine")
+    with Lab(session_folder / "their-lab", **more) as lab:
+        sidebar = Sidebar(page, lab).open()
+        sidebar.only("Pool")
+        tile = page.locator(f"[id='jp-gpupool-{mine.slices[0].device}']")
+        expect(tile).to_contain_text(pool.status().user["name"])
+        expect(tile).not_to_contain_text("mine")
+        expect(sidebar.only("My leases")).to_contain_text("You have no GPUs")
+        expect(sidebar.only("Health")).not_to_contain_text("Everybody's leases")
+        sidebar.command("jupyter-gpupool:release-lease", lease=mine.id)
+        expect(page.locator(".Toastify")).to_contain_text("You have no lease")
+        page.goto("about:blank")
+    assert pool.lease("mine").state == "active"
+
+
+def test_a_lost_server_is_told_and_all_is_read_again(sidebar: Sidebar, pool, lab: Lab):
+    """With the server away the panel says so; back, it shows what has happened meanwhile."""
+    lab.stop()
+    expect(sidebar.root.locator(".jp-gpupool-Fault").first).to_be_visible()
+    pool.request(gpus=3, name="meanwhile")
+    lab.start()
+    sidebar.command("jupyter-gpupool:refresh-pool")
+    expect(sidebar.lease("meanwhile")).to_contain_text("active", timeout=90_000)
+    free(sidebar, "5 of 8 GPUs free")
+
+
+def test_what_is_hidden_reads_nothing(sidebar: Sidebar, pool):
+    """Readings are asked for while a panel shows them, and not any more when it is closed."""
+    asked: list[str] = []
+    sidebar.page.on("request", lambda request: asked.append(request.url))
+    with sidebar.page.expect_request(re.compile("gpupool/devices")):
+        pass
+    sidebar.page.evaluate("jupyterapp.shell.collapseLeft()")
+    sidebar.page.wait_for_timeout(500)
+    asked.clear()
+    sidebar.page.wait_for_timeout(5000)
+    assert not [url for url in asked if "gpupool/devices" in url or "gpupool/queue" in url]
+
+
+def test_it_is_where_people_look(sidebar: Sidebar, pool):
+    """Launcher, menus, palette, notebook toolbar and status bar lead to the form and the pool."""
+    page = sidebar.page
+    pool.request(gpus=2, name="mine")
+    expect(page.locator(".jp-gpupool-Status")).to_contain_text("2 mine, 6 free")
+    page.locator(".jp-LauncherCard", has_text="Request GPUs").click()
+    expect(sidebar.root.locator("form")).to_be_visible()
+    page.evaluate("void jupyterapp.commands.execute('notebook:create-new', {kernelName: 'python3'})")
+    page.wait_for_function(KERNEL_READY, timeout=WAIT_MS)
+    button = page.locator(".jp-NotebookPanel-toolbar").get_by_role("button", name="Request GPUs")
+    expect(button).to_be_visible()
+    rank = page.evaluate("jupyterapp.commands.hasCommand('jupyter-gpupool:extend-lease')")
+    assert rank
+    page.evaluate("void jupyterapp.commands.execute('apputils:activate-command-palette')")
+    page.locator("#modal-command-palette input, .lm-CommandPalette-input").first.fill("gpu pool")
+    expect(page.locator(".lm-CommandPalette-item", has_text="Release a lease")).to_be_visible()
+    page.keyboard.press("Escape")
+
+
+def test_administrators_take_devices_out_and_back(sidebar: Sidebar, pool):
+    """Cordon asks why, everybody can read it on the tile, and the device comes back."""
+    page = sidebar.page
+    health = sidebar.only("Health")
+    health.get_by_text("Take a GPU out of service").click()
+    health.get_by_role("group", name="Orders for node-1/gpu2").get_by_role("button", name="Cordon").click()
+    page.get_by_role("dialog").locator("input").fill("new fan")
+    page.keyboard.press("Enter")
+    ill = health.locator(".jp-gpupool-Ill", has_text="node-1/gpu2")
+    expect(ill).to_contain_text("new fan")
+    tile = sidebar.only("Pool").get_by_role("button", name=re.compile("gpu2.*new fan"))
+    expect(tile).to_be_visible()
+    health = sidebar.only("Health")
+    ill.get_by_role("button", name="Back into service").click()
+    expect(ill).to_have_count(0)
+
+
+def test_by_keyboard_alone(sidebar: Sidebar, pool):
+    """Tab, arrows, Space and Enter request GPUs, look at a tile and release again."""
+    page = sidebar.page
+    # JupyterLab gives the focus to its launcher some time after it has said that it is ready.
+    page.wait_for_function("document.activeElement.closest('.jp-Launcher') !== null")
+    sidebar.root.get_by_role("button", name="Request GPUs").first.focus()
+    page.keyboard.press("Enter")
+    field = page.locator("#jp-gpupool-field-gpus")
+    expect(field).to_be_focused()
+    page.keyboard.press("ControlOrMeta+a")
+    page.keyboard.type("3")
+    expect(sidebar.root.locator("form")).to_contain_text("Starts now.")
+    page.keyboard.press("Enter")
+    expect(sidebar.root.locator(".jp-gpupool-Lease")).to_contain_text("3 GPUs")
+    tiles = sidebar.root.locator(".jp-gpupool-Tile")
+    tiles.first.focus()
+    page.keyboard.press("ArrowDown")
+    expect(tiles.nth(1)).to_be_focused()
+    expect(sidebar.root.locator(".jp-gpupool-Details")).to_contain_text("node-1/gpu1")
+    page.keyboard.press("End")
+    expect(sidebar.root.locator(".jp-gpupool-Details")).to_contain_text("node-2/gpu3")
+    card = sidebar.root.locator(".jp-gpupool-Lease")
+    expect(card).to_contain_text("active")
+    card.get_by_role("button", name="Release").focus()
+    page.keyboard.press("Space")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Enter")
+    expect(card).to_have_count(0)
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
+def test_nothing_is_in_the_way_of_anybody(sidebar: Sidebar, pool, theme: str):
+    """axe-core finds no violation in any section, in either theme."""
+    from tests.browser.axe import violations
+
+    pool.request(gpus=1, name="mine")
+    pool.request(gpus=8, name="waits", wait=False)
+    sidebar.theme(theme)
+    for name in ("My leases", "Request GPUs", "Pool", "Queue", "History", "Health"):
+        sidebar.only(name)
+        sidebar.page.wait_for_timeout(700)
+        found = violations(sidebar.page, "#jp-gpupool-sidebar")
+        assert not found, (name, found)
