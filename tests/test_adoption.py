@@ -228,6 +228,9 @@ def test_a_lease_of_a_user_who_is_none_fails_and_says_what_to_do(tmp_path):
     try:
         node.obey("start_scheduler", lease="x", user="no-such-user", credentials={}, secret="", options={})
         assert "create the account" in node.wait_failed("scheduler_failed", lease="x")["why"]
+        node.wait("lease_freed", lease="x")
+        assert node.leases.present() == ((), ()), "nothing of it is kept"
+        assert not node.leases._table.entries
     finally:
         node.stop()
 

@@ -603,7 +603,7 @@ async def test_what_is_not_on_the_disk_is_not_confirmed_and_has_not_happened(tmp
         pages = kit.store._db.row("PRAGMA page_count")[0]
         kit.store._db.row(f"PRAGMA max_page_count = {pages + 1}")
         before = kit.controller.pool.snapshot()
-        big = {"gpus": 1, "options": {"x": "y" * 200_000}}
+        big = {"gpus": 1, "environment": {"variables": {"X": "y" * 200_000}}}
         response = await kit.call("ann", "POST", "/v1/requests", big, headers={"Idempotency-Key": "k"})
         says(response, 503, "store_failed", "full", "free some space")
         assert response.headers["retry-after"] == "5"
@@ -662,6 +662,12 @@ RAW = {
     "deep nonsense": (b"[" * 100_000, "application/json", 400, "bad_request"),
     "a huge number": (b'{"gpus": ' + b"9" * 5000 + b"}", "application/json", 400, "bad_request"),
     "not UTF-8": (b'{"name": "\xff"}', "application/json", 400, "bad_request"),
+    "half a character": (
+        b'{"environment": {"variables": {"A": "\\ud800"}}}',
+        "application/json",
+        400,
+        "bad_request",
+    ),
     "a form": (b"gpus=1", "application/x-www-form-urlencoded", 415, "not_json"),
     "too large": (b'{"x": "' + b"y" * 1_000_000 + b'"}', "application/json", 413, "too_large"),
     "a list": (b"[]", "application/json", 400, "bad_request"),

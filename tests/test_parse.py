@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jupyter_gpupool.controller import fields
-from jupyter_gpupool.controller.parse import CHANGE, REQUEST, Asker, parse_change, parse_request
+from jupyter_gpupool.controller.parse import CHANGE, OPTIONS, REQUEST, Asker, parse_change, parse_request
+from jupyter_gpupool.controller.plugin import options
 from jupyter_gpupool.controller.tree import PROJECT, parse_projects
 from jupyter_gpupool.core.model import HOUR, MINUTE, Project, Reason, Request, UserShare
+from jupyter_gpupool.lease import host
 
 ASKER = Asker(id="r1", user="ann", now=5, project="", name="lease-1")
 PLAIN = {"id": "r1", "user": "ann", "project": "", "name": "lease-1", "arrived": 5}
@@ -82,7 +84,7 @@ GOOD = {
             "options": json.dumps(
                 {
                     "environment": {"pre_import": ["torch"], "variables": {"A": "1"}},
-                    "options": {"rmm_pool_size": "10GB"},
+                    "options": {"rmm_pool_size": 10**10},
                 }
             )
         },
@@ -264,6 +266,40 @@ BAD = {
         "environment.variables: 'A=B' is not a name with a text.",
         'Give environment.variables={"NAME": "text"}.',
     ),
+    "a variable by which the pool finds its processes": (
+        {"environment": {"variables": {"GPUPOOL_MARK": "x"}}},
+        "The variable 'GPUPOOL_MARK' is the pool's own.",
+        "Leave it out: the pool sets it.",
+    ),
+    "other GPUs by a variable": (
+        {"environment": {"variables": {"CUDA_VISIBLE_DEVICES": "0,1"}}},
+        "The variable 'CUDA_VISIBLE_DEVICES' is the pool's own.",
+        None,
+    ),
+    "an option that is a banana": (
+        {"options": {"device_memory_limit": "banana"}},
+        "options.device_memory_limit='banana' is not an amount of memory.",
+        None,
+    ),
+    **{
+        f"where a worker is, by the option {name}": (
+            {"options": {name: "x"}},
+            f"There is no field 'options.{name}'.",
+            None,
+        )
+        for name in (
+            "protocol",
+            "preload",
+            "local_directory",
+            "scheduler",
+            "address",
+            "host",
+            "security",
+            "dashboard_prefix",
+            "worker_class",
+            "environment",
+        )
+    },
     "no object": ([1], "The body is not a JSON object: [1].", ""),
     "no object within": ({"environment": 5}, "environment=5 is not an object.", None),
 }
@@ -274,6 +310,22 @@ def test_a_bad_request_gets_one_sentence_and_what_to_do(body, sentence, advice):
     (no,) = refused(body)
     assert no.sentence == sentence
     assert advice is None or no.advice == advice
+
+
+def test_the_options_are_those_that_a_worker_s_host_passes_on_to_dask_cuda():
+    assert set(OPTIONS) == {*host.OPTIONS, "threads_per_worker"}
+
+
+def test_what_was_asked_of_dask_cuda_reaches_the_node_by_its_own_name():
+    asked = {
+        "options": {"device_memory_limit": "0.5", "rmm_async": "true"},
+        "environment": {"working_directory": "/tmp"},
+    }
+    assert options(parsed(**asked)) == {
+        "device_memory_limit": 0.5,
+        "rmm_async": True,
+        "environment": {"working_directory": "/tmp"},
+    }
 
 
 def test_everything_that_is_wrong_is_said_at_once_each_with_its_field():

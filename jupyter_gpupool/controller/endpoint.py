@@ -169,10 +169,12 @@ class Endpoint(RequestHandler):
         if kind != "application/json":
             raise Problem(Trouble.NOT_JSON, "The body is not JSON.", "Send Content-Type: application/json.")
         try:
-            return json.loads(self._body or b"{}", parse_constant=_no_constant)
+            found = json.loads(self._body or b"{}", parse_constant=_no_constant)
+            json.dumps(found, ensure_ascii=False).encode()  # half a character cannot be told to an agent
         except (ValueError, RecursionError) as error:
             sentence = "The body cannot be read as JSON."
             raise Problem(Reason.BAD_REQUEST, sentence, "Send one JSON object.") from error
+        return found
 
     async def _bounded(self, route: Route, call: Call) -> Answer:
         assert self._task

@@ -1,7 +1,6 @@
 """What can be asked for, field by field: how each is read, and the one sentence where it is wrong.
 
 Rule 1: one row a field. The table reads requests and describes them in OpenAPI, so that they cannot drift.
-Rule 2: a reader is given what came out of the JSON and returns the core's integers, or raises `Wrong`.
 Rule 2: a reader is given what came out of the JSON, and returns the core's integers or raises `Wrong`.
 """
 
@@ -255,6 +254,12 @@ def flag(what: str) -> Callable[[Any], bool]:
     return read
 
 
+def switch(what: str) -> Callable[[Any], bool]:
+    """Make the reader of a yes or no that may come from a line of text."""
+    read = flag(what)
+    return lambda value: read({"true": True, "false": False}.get(str(value).lower(), value))
+
+
 def texts(what: str, most: int = 1000) -> Callable[[Any], tuple[str, ...]]:
     """Make the reader of a list of texts; a single text is a list of one."""
     each = text(f"An entry of {what}", 1)
@@ -282,6 +287,36 @@ def mapping(what: str, *, plain: bool = False) -> Callable[[Any], dict[str, Any]
                     f"{what}: {shown(key)} is not a name with a text.", f'Give {what}={{"NAME": "text"}}.'
                 )
         return {key: str(item) for key, item in value.items()} if plain else value
+
+    return read
+
+
+#: Variables by which the pool finds, marks and binds a lease's processes; a request must not set them.
+RESERVED = ("GPUPOOL_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+
+
+def variables(value: Any) -> dict[str, str]:
+    """Read environment variables: names and texts, none of them the pool's own."""
+    found: dict[str, str] = mapping("environment.variables", plain=True)(value)
+    for key in found:
+        if key.startswith(RESERVED):
+            raise Wrong(f"The variable {shown(key)} is the pool's own.", "Leave it out: the pool sets it.")
+    return found
+
+
+def memory_limit(what: str) -> Callable[[Any], Any]:
+    """Make the reader of a limit that dask-cuda reads: an amount of memory, or a part of all there is."""
+
+    def read(value: Any) -> Any:
+        try:
+            part = not isinstance(value, bool) and 0 < float(value) <= 1
+        except (TypeError, ValueError, OverflowError):
+            part = False
+        try:
+            return float(value) if part else size(value)
+        except Wrong as no:
+            advice = f"Give {what}=20GB, or a part of the GPU, such as {what}=0.8."
+            raise Wrong(f"{what}={no.sentence}", advice) from None
 
     return read
 

@@ -17,7 +17,7 @@ from jupyter_gpupool.controller.fields import Field, Wrong, shown
 from jupyter_gpupool.core.model import WHOLE, Reason, Refusal, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 _AMOUNT = {"type": ["string", "integer", "number"]}
 _NUMBER = {"type": ["number", "string"]}
@@ -65,15 +65,52 @@ ENVIRONMENT: dict[str, Field] = {
     "python": Field(
         fields.text("environment.python", 1, 4096), _TEXT, "The interpreter's path on the nodes."
     ),
-    "variables": Field(
-        fields.mapping("environment.variables", plain=True), _OBJECT, "Environment variables."
-    ),
+    "variables": Field(fields.variables, _OBJECT, "Environment variables."),
     "pre_import": Field(
         fields.texts("environment.pre_import"), _TEXTS, "Modules that workers import at start."
     ),
     "working_directory": Field(
         fields.text("environment.working_directory", 1, 4096), _TEXT, "Where they start."
     ),
+}
+
+
+def _option(name: str, make: Callable[[str], Callable[[Any], Any]], schema: dict[str, Any]) -> Field:
+    return Field(make(f"options.{name}"), schema, "As dask-cuda's own option of this name.")
+
+
+#: The options of dask-cuda's workers that can be given. What says where they listen, who reaches them, where
+#: their files are and what they load before anything else is the pool's, and no option.
+OPTIONS: dict[str, Field] = {
+    "threads_per_worker": Field(
+        fields.whole("options.threads_per_worker", 1, 1024), _NUMBER, "Tasks that a worker runs at a time."
+    ),
+    "pre_import": _option("pre_import", fields.texts, _TEXTS),
+    "rmm_log_directory": _option("rmm_log_directory", lambda name: fields.text(name, 1, 4096), _TEXT),
+    "rmm_allocator_external_lib_list": _option("rmm_allocator_external_lib_list", fields.texts, _TEXTS),
+    "cudf_spill_stats": _option("cudf_spill_stats", lambda name: fields.whole(name, 0, 2), _NUMBER),
+    **{
+        name: _option(name, fields.memory_limit, _AMOUNT)
+        for name in (
+            "device_memory_limit",
+            "rmm_pool_size",
+            "rmm_maximum_pool_size",
+            "rmm_release_threshold",
+        )
+    },
+    **{
+        name: _option(name, fields.switch, _FLAG)
+        for name in (
+            "enable_cudf_spill",
+            "rmm_managed_memory",
+            "rmm_async",
+            "rmm_track_allocations",
+            "enable_tcp_over_ucx",
+            "enable_infiniband",
+            "enable_nvlink",
+            "enable_rdmacm",
+        )
+    },
 }
 #: What can be changed of a lease, one thing at a time.
 CHANGE: dict[str, Field] = {
@@ -104,11 +141,12 @@ def parse_request(body: Any, asker: Asker) -> tuple[Request | None, list[Refusal
     """Read the body of a request for a lease; either the request or what is wrong is there, never both."""
     said, wrong = read_fields(body, REQUEST)
     environment, more = read_fields(said.pop("environment", {}), ENVIRONMENT, "environment.")
-    wrong += more or _rules(said)
+    own, less = read_fields(said.pop("options", {}), OPTIONS, "options.")
+    wrong += [*more, *less] or _rules(said)
     if wrong:
         return None, wrong
     count, milli = said.pop("gpus", (1, WHOLE))
-    options = {"environment": _listed(environment), "options": said.pop("options", {})}
+    options = {"environment": _listed(environment), "options": _listed(own)}
     what = {_RENAMED.get(name, name): value for name, value in said.items()}
     if milli == WHOLE and ("vram" in what or "mig" in what or what.get("isolated")):
         milli = 0  # the size of a slice is said by its memory or profile

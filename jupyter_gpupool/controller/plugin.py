@@ -223,9 +223,11 @@ def credentials(keys: dict[str, Any]) -> dict[str, str]:
 
 
 def options(request: Request) -> dict[str, Any]:
-    """Return what the pool does not look at and hands to the node."""
+    """Return what the pool hands to the node: dask-cuda's options by their names, and the environment."""
     try:
         found = json.loads(request.options)
     except ValueError:
         found = None
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    return {**(found.get("options") or {}), "environment": found.get("environment") or {}}

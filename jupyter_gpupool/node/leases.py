@@ -351,10 +351,12 @@ class Leases:
             self._report({"report": "slice_started", "slice": entry.key, "lease": entry.lease})
 
     def _fail(self, entry: Entry, why: str) -> None:
-        entry.state = FAILED
+        begun, entry.state = entry.state == RUNNING, FAILED
         self._table.save()
         if entry.is_scheduler:
             self._report({"report": "scheduler_failed", "lease": entry.lease, "why": why})
+            if not begun:  # the pool gives such a lease up, and does not ask for its end
+                self._do(self._stop({"lease": entry.lease}))
         else:
             self._report({"report": "slice_failed", "slice": entry.key, "lease": entry.lease, "why": why})
 
