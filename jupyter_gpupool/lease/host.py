@@ -71,7 +71,7 @@ _NANNY: dict[str, str] = {"RAPIDS_NO_INITIALIZE": "True"}
 
 async def _serve(spec: dict[str, Any]) -> None:
     host = _Host(spec)
-    link = Link(spec["socket"], host.state, host.obey)
+    link = Link(spec["socket"], host.state, host.obey, alone=host.stop, alone_s=spec["alone"])
     link.start()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, host.stop)

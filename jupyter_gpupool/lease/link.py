@@ -2,7 +2,8 @@
 
 The agent listens, the process connects and, when the agent has died, connects anew until the next one listens
 at the same path. What is said first on each connection is the process's whole state, so nothing said in
-between is missed.
+between is missed. An agent that never comes back (its pool was deleted) leaves nobody who would end the
+process: after a day without one (configurable) it ends itself.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,12 +27,27 @@ LONGEST = 2**20
 
 
 class Link:
-    """One connection to the agent, kept up for as long as the process lives."""
+    """One connection to the agent, kept up for as long as the process lives.
+
+    Args:
+        path: The socket on which the agent listens.
+        state: Says everything that a new agent must know.
+        obey: Carries out an agent's order.
+        alone: Called once when there has been no agent for so long that none will come.
+        alone_s: Seconds of that; they do not pass while the machine sleeps.
+    """
 
     def __init__(
-        self, path: str, state: Callable[[], dict[str, Any]], obey: Callable[[dict[str, Any]], None]
+        self,
+        path: str,
+        state: Callable[[], dict[str, Any]],
+        obey: Callable[[dict[str, Any]], None],
+        *,
+        alone: Callable[[], None],
+        alone_s: float,
     ) -> None:
         self._path = path
+        self._alone, self._alone_s = alone, alone_s
         #: Says everything that a new agent must know; sent first on every connection.
         self._state = state
         self._obey = obey
@@ -58,15 +75,23 @@ class Link:
                 await asyncio.wait_for(self._writer.wait_closed(), 1)
 
     async def _keep(self) -> None:
-        pause = _SOON
+        pause, heard = _SOON, time.monotonic()
         while True:
             try:
                 reader, self._writer = await asyncio.open_unix_connection(self._path, limit=LONGEST)
                 pause = _SOON
                 self.send(self._state())
-                await self._listen(reader)
+                try:
+                    await self._listen(reader)
+                finally:
+                    heard = time.monotonic()
+                    self._writer.close()
             except (OSError, ValueError) as error:
                 logger.debug("no agent at %s: %s", self._path, error)
+            if time.monotonic() - heard > self._alone_s:
+                logger.warning("there was no agent for %.0f s: this process ends itself", self._alone_s)
+                self._alone()
+                return
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LATE)
 

@@ -76,7 +76,11 @@ class LeasePlugin(SchedulerPlugin):
                 order["slice"], order["mode"], int(order.get("deadline_in") or 0), order.get("why", "")
             )
         elif order["order"] == "end":
-            self._do(self._scheduler.close(reason="lease-ended"))
+            self.end()
+
+    def end(self) -> None:
+        """End the lease's scheduler."""
+        self._do(self._scheduler.close(reason="lease-ended"))
 
     # ------------------------------------------------------------------------------------------- Dask's hooks
 

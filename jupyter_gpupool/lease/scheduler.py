@@ -122,7 +122,7 @@ def main(spec: dict[str, Any]) -> None:
 
 async def _serve(spec: dict[str, Any]) -> None:
     plugin = LeasePlugin()
-    link = Link(spec["socket"], plugin.state, plugin.obey)
+    link = Link(spec["socket"], plugin.state, plugin.obey, alone=plugin.end, alone_s=spec["alone"])
     try:
         scheduler = await _start(spec, plugin)
     except Exception as error:

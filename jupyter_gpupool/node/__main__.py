@@ -30,6 +30,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--cpus", type=float, default=0, help="cores for leases; 0: all")
     parser.add_argument("--memory", type=int, default=0, help="bytes of memory for leases; 0: all")
     parser.add_argument("--interval", type=float, default=0, help="seconds between two readings")
+    parser.add_argument(
+        "--alone", type=float, default=0, help="seconds without an agent after which leases end; 0: a day"
+    )
     parser.add_argument("--log", default="", help="log file; empty: standard error")
     return parser.parse_args(arguments)
 
@@ -61,7 +64,7 @@ async def serve(options: argparse.Namespace) -> None:
         cpus=int(options.cpus * 1000),
         memory=options.memory,
         simulated={name: os.environ[name] for name in SIMULATED if name in os.environ},
-        **({"interval": options.interval} if options.interval else {}),
+        **{name: value for name in ("interval", "alone") if (value := getattr(options, name))},
     )
     agent = Agent(options.dir, member, settings)
     service.on_signals(agent.stop)

@@ -23,7 +23,7 @@ from jupyter_gpupool.node.connection import Connection
 from jupyter_gpupool.node.fitness import Fitness, now_ms
 from jupyter_gpupool.node.instances import Instances
 from jupyter_gpupool.node.launch import allowed_environment, find_account
-from jupyter_gpupool.node.leases import Leases
+from jupyter_gpupool.node.leases import ALONE, Leases
 from jupyter_gpupool.node.locks import DeviceLocks
 from jupyter_gpupool.node.outside import OutsideWatch
 from jupyter_gpupool.node.reader import Finding, Reader
@@ -60,6 +60,8 @@ class Settings:
     memory: int = 0
     #: Seconds between two readings.
     interval: float = INTERVAL
+    #: Seconds without an agent after which the processes of leases end themselves.
+    alone: float = ALONE
     #: Where a simulated node's machine is, by the variables that lead to it; empty: real GPUs.
     simulated: dict[str, str] = field(default_factory=dict)
 
@@ -94,6 +96,7 @@ class Agent:
             device_pids=self._device_pids,
             simulated_environ=settings.simulated,
             switches_users=switches_users(),
+            alone_s=settings.alone,
         )
         self._fitness = Fitness(
             folder / "health.json",

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two rounds of housekeeping: logs that grew too large, launchers that nobody uses.
 _ROUND = 60.0
+#: Seconds without an agent after which the processes of leases end themselves: none is expected any more.
+ALONE = 86_400.0
 #: Seconds that a lease's scheduler has to answer after the deadline of a drain; it runs its owner's code, and
 #: may hang.
 _SILENCE = 10.0
@@ -55,6 +57,7 @@ class Leases:
         switches_users: Whether processes run as the lease's owner; otherwise all run as the agent does.
         scratch: Where the leases' own folders stand; default: where temporary files do.
         grace_s: Seconds that processes have to end before they are killed.
+        alone_s: Seconds without an agent after which they end themselves.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Leases:
         switches_users: bool = False,
         scratch: str | None = None,
         grace_s: float = guard.GRACE,
+        alone_s: float = ALONE,
     ) -> None:
         folder = Path(directory)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -77,6 +81,7 @@ class Leases:
             "address": address_of(interface),
             "ports": list(ports) if ports else None,
             "simulated": bool(simulated_environ),
+            "alone": alone_s,
         }
         self._table = Table(folder / "leases.json", scratch)
         # Others find their own sockets and folders in it by name; nobody but the agent can list it.
