@@ -5,7 +5,14 @@
  * Rule 2: what goes wrong is told as a notification: its sentence, and what to do.
  */
 
-import { Dialog, ICommandPalette, InputDialog, MainAreaWidget, Notification, showDialog } from '@jupyterlab/apputils';
+import {
+  Dialog,
+  ICommandPalette,
+  InputDialog,
+  MainAreaWidget,
+  Notification,
+  showDialog
+} from '@jupyterlab/apputils';
 import type { JupyterFrontEnd } from '@jupyterlab/application';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { refreshIcon } from '@jupyterlab/ui-components';
@@ -37,7 +44,9 @@ export function tell(error: unknown): void {
 
 const LEASE_ARGS = {
   type: 'object',
-  properties: { lease: { type: 'string', description: 'The id of the lease; asked for where it is missing.' } }
+  properties: {
+    lease: { type: 'string', description: 'The id of the lease; asked for where it is missing.' }
+  }
 } as const;
 
 /** Add the commands on leases, the pool and its devices, and put them in the palette. */
@@ -92,7 +101,11 @@ export function addCommands(context: IContext, palette: ICommandPalette | null):
 /** Commands on one lease: their names, labels, and what they do. */
 function onLeases(trans: TranslationBundle): [string, string, Do][] {
   return [
-    [CommandIDs.use, trans.__('Use a lease in a notebook'), ({ app }, lease) => insertCode(app, leaseCode(lease))],
+    [
+      CommandIDs.use,
+      trans.__('Use a lease in a notebook'),
+      ({ app }, lease) => insertCode(app, leaseCode(lease))
+    ],
     [CommandIDs.dashboard, trans.__('Open the Dask dashboard of a lease'), openDashboard],
     [CommandIDs.extend, trans.__('Extend a lease'), extend],
     [
@@ -108,7 +121,11 @@ function onLeases(trans: TranslationBundle): [string, string, Do][] {
 }
 
 /** Find the lease that is meant; ask for it where none is named. */
-async function chosen({ model, trans }: IContext, id: string | undefined, title: string): Promise<Lease | null> {
+async function chosen(
+  { model, trans }: IContext,
+  id: string | undefined,
+  title: string
+): Promise<Lease | null> {
   const all = [...model.leases, ...model.everyone];
   if (id) {
     return all.find(each => each.id === id) ?? ({ id, name: id, state: 'active' } as Lease);
@@ -141,7 +158,11 @@ async function release({ model, trans }: IContext, lease: Lease): Promise<void> 
   await model.release(lease.id);
 }
 
-async function extend({ model, trans }: IContext, lease: Lease, args: ReadonlyPartialJSONObject): Promise<void> {
+async function extend(
+  { model, trans }: IContext,
+  lease: Lease,
+  args: ReadonlyPartialJSONObject
+): Promise<void> {
   let by = args.by as string | undefined;
   if (!by) {
     const answer = await InputDialog.getText({ title: trans.__('Extend %1 by', lease.name), text: '1h' });
@@ -156,7 +177,9 @@ async function extend({ model, trans }: IContext, lease: Lease, args: ReadonlyPa
 async function share({ model, trans }: IContext, lease: Lease): Promise<void> {
   const answer = await InputDialog.getText({
     title: trans.__('Share %1 with', lease.name),
-    label: trans.__('They run code as you, and it cannot be taken back while the lease runs. Names, with commas between:'),
+    label: trans.__(
+      'They run code as you, and it cannot be taken back while the lease runs. Names, with commas between:'
+    ),
     text: lease.shared_with.join(', ')
   });
   const users = (answer.value ?? '').split(',').map(each => each.trim());
@@ -167,7 +190,9 @@ async function share({ model, trans }: IContext, lease: Lease): Promise<void> {
 
 async function explain({ model, trans }: IContext, lease: Lease): Promise<void> {
   const why = await model.explain(lease.id);
-  const sentences = why.sentences.length ? why.sentences : why.reasons.map(each => `${each.sentence} ${each.advice}`);
+  const sentences = why.sentences.length
+    ? why.sentences
+    : why.reasons.map(each => `${each.sentence} ${each.advice}`);
   const body = new Widget();
   const list = document.createElement('ul');
   list.append(...sentences.map(each => Object.assign(document.createElement('li'), { textContent: each })));
@@ -186,7 +211,9 @@ async function showLogs({ app, model, trans }: IContext, lease: Lease): Promise<
   content.addClass('jp-gpupool-Logs');
   for (const log of logs) {
     const head = Object.assign(document.createElement('h3'), { textContent: log.name });
-    const text = Object.assign(document.createElement('pre'), { textContent: log.text || trans.__('(nothing)') });
+    const text = Object.assign(document.createElement('pre'), {
+      textContent: log.text || trans.__('(nothing)')
+    });
     text.tabIndex = 0;
     content.node.append(head, text);
   }
@@ -215,11 +242,23 @@ async function openDashboard({ app, model, trans }: IContext, lease: Lease): Pro
 }
 
 /** Carry out an administrator's order; those that take something out ask why. */
-async function order({ model, trans }: IContext, target: string, name: string, action: HealthAction): Promise<void> {
+async function order(
+  { model, trans }: IContext,
+  target: string,
+  name: string,
+  action: HealthAction
+): Promise<void> {
   let why = '';
   if (action === 'cordon' || action === 'drain' || action === 'retire') {
-    const words = { cordon: trans.__('Cordon %1', name), drain: trans.__('Drain %1', name), retire: trans.__('Retire %1', name) };
-    const answer = await InputDialog.getText({ title: words[action], label: trans.__('Why? Everybody can read it.') });
+    const words = {
+      cordon: trans.__('Cordon %1', name),
+      drain: trans.__('Drain %1', name),
+      retire: trans.__('Retire %1', name)
+    };
+    const answer = await InputDialog.getText({
+      title: words[action],
+      label: trans.__('Why? Everybody can read it.')
+    });
     if (!answer.button.accept) {
       return;
     }

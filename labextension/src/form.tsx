@@ -110,7 +110,7 @@ function useTrial(model: IPoolModel, draft: IDraft): [IAnswer | null, (faults: r
   React.useEffect(() => {
     let current = true;
     const timer = setTimeout(async () => {
-      const said = await model.trial(asRequest(draft)).then(
+      const said = await model.trial(JSON.parse(key) as Request).then(
         (trial): IAnswer => ({ trial, faults: [] }),
         (error): IAnswer => ({ trial: null, faults: Problem.of(error).faults })
       );
@@ -160,9 +160,7 @@ function Form(props: IViewProps & { sent: () => void }): JSX.Element {
   return (
     <form className="jp-gpupool-Form" onSubmit={event => void send(event)} noValidate>
       <Kinds {...field} mig={known.length > 0 || model.devices.some(each => each.mig)} />
-      {draft.kind === 'whole' && (
-        <Text {...field} name="gpus" label={trans.__('GPUs')} type="number" first />
-      )}
+      {draft.kind === 'whole' && <Text {...field} name="gpus" label={trans.__('GPUs')} type="number" first />}
       {draft.kind === 'share' && (
         <Text {...field} name="vram" label={trans.__('GPU memory')} hint={trans.__('for example 20GB')} />
       )}
@@ -176,16 +174,29 @@ function Form(props: IViewProps & { sent: () => void }): JSX.Element {
         list={['30m', '1h', '2h', '8h', '1d']}
         hint={usual(model, draft, trans)}
       />
-      {projects.length > 1 && <Choice {...field} name="project" label={trans.__('Project')} values={projects} />}
+      {projects.length > 1 && (
+        <Choice {...field} name="project" label={trans.__('Project')} values={projects} />
+      )}
       <details className="jp-gpupool-Form-more">
         <summary>{trans.__('Options')}</summary>
         <Text {...field} name="name" label={trans.__('Name')} hint={trans.__('chosen for you')} />
         {models.length > 1 && <Choice {...field} name="model" label={trans.__('Model')} values={models} />}
         {nodes.length > 1 && <Choice {...field} name="node" label={trans.__('Node')} values={nodes} />}
         {draft.kind === 'whole' && (
-          <Text {...field} name="max_gpus" label={trans.__('Grow up to')} type="number" hint={trans.__('no growth')} />
+          <Text
+            {...field}
+            name="max_gpus"
+            label={trans.__('Grow up to')}
+            type="number"
+            hint={trans.__('no growth')}
+          />
         )}
-        <Text {...field} name="idle_timeout" label={trans.__('Ends when idle for')} hint={trans.__('as the pool says')} />
+        <Text
+          {...field}
+          name="idle_timeout"
+          label={trans.__('Ends when idle for')}
+          hint={trans.__('as the pool says')}
+        />
         <Text {...field} name="priority" label={trans.__('Priority among mine')} type="number" hint="0" />
         <Check {...field} name="same_node" label={trans.__('All on one node')} />
         <Check {...field} name="nvlink" label={trans.__('All linked by NVLink')} />
@@ -352,7 +363,11 @@ function Check(props: IFieldProps & { name: (typeof FLAGS)[number]; label: strin
   return (
     <div className="jp-gpupool-Check">
       <label>
-        <input type="checkbox" checked={draft[name]} onChange={event => set({ [name]: event.target.checked })} />
+        <input
+          type="checkbox"
+          checked={draft[name]}
+          onChange={event => set({ [name]: event.target.checked })}
+        />
         {props.label}
       </label>
       {own.map((fault, n) => (

@@ -68,13 +68,22 @@ function DeviceHealth(props: IViewProps & { device: Device; admin: boolean }): J
       <div className="jp-gpupool-Head">
         <strong>{device.name}</strong>
         <span className={`jp-gpupool-Chip jp-mod-${mood}`}>{`${sign} ${word}`}</span>
-        {device.flags.includes('probation') && <span className="jp-gpupool-Chip">{trans.__('on probation')}</span>}
+        {device.flags.includes('probation') && (
+          <span className="jp-gpupool-Chip">{trans.__('on probation')}</span>
+        )}
       </div>
       {evidence.map((each, n) => (
         <p key={n}>{each}</p>
       ))}
       {device.cordoned && <p>{trans.__('Takes no new work: %1', device.cordoned)}</p>}
-      {admin && <Orders {...props} target={device.uuid} name={device.name} out={device.cordoned !== '' || mood === 'bad'} />}
+      {admin && (
+        <Orders
+          {...props}
+          target={device.uuid}
+          name={device.name}
+          out={device.cordoned !== '' || mood === 'bad'}
+        />
+      )}
     </li>
   );
 }
@@ -117,8 +126,12 @@ function Nodes(props: IViewProps & { admin: boolean }): JSX.Element {
         {(model.pool?.nodes ?? []).map(node => (
           <li key={node.name}>
             <strong>{node.name}</strong>
-            <span className={`jp-gpupool-Chip jp-mod-${node.state === 'up' ? 'good' : 'bad'}`}>{words[node.state]}</span>
-            {node.cordoned && <span className="jp-gpupool-small">{trans.__('cordoned: %1', node.cordoned)}</span>}
+            <span className={`jp-gpupool-Chip jp-mod-${node.state === 'up' ? 'good' : 'bad'}`}>
+              {words[node.state]}
+            </span>
+            {node.cordoned && (
+              <span className="jp-gpupool-small">{trans.__('cordoned: %1', node.cordoned)}</span>
+            )}
             {admin && <Orders {...props} target={node.name} name={node.name} out={node.cordoned !== ''} />}
           </li>
         ))}

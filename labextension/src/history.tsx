@@ -97,12 +97,27 @@ function Chart(props: { days: IDay[]; trans: TranslationBundle }): JSX.Element {
         <text x={0} y={9}>{`${hours(most)} h`}</text>
         <line x1={0} x2={width} y1={height} y2={height} />
         {props.days.map((each, n) => {
-          const [tall, idle] = [each.hours, each.idle].map(amount => ((height - 14) * amount) / most) as [number, number];
+          const [tall, idle] = [each.hours, each.idle].map(amount => ((height - 14) * amount) / most) as [
+            number,
+            number
+          ];
           return (
             <g key={each.start}>
               <title>{`${label(each)}: ${hours(each.hours)} h`}</title>
-              <rect className="jp-gpupool-Chart-used" x={n * step + 2} y={height - tall} width={step - 4} height={tall} />
-              <rect className="jp-gpupool-Chart-idle" x={n * step + 2} y={height - tall} width={step - 4} height={idle} />
+              <rect
+                className="jp-gpupool-Chart-used"
+                x={n * step + 2}
+                y={height - tall}
+                width={step - 4}
+                height={tall}
+              />
+              <rect
+                className="jp-gpupool-Chart-idle"
+                x={n * step + 2}
+                y={height - tall}
+                width={step - 4}
+                height={idle}
+              />
               {(props.days.length - 1 - n) % 4 === 0 && (
                 <text x={Math.min(width - 16, n * step + step / 2)} y={height + 11} textAnchor="middle">
                   {label(each)}

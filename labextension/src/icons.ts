@@ -4,7 +4,9 @@
 
 import { LabIcon } from '@jupyterlab/ui-components';
 
-const PINS = [7, 11, 15].map(at => `M${at} 1h2v3h-2zM${at} 20h2v3h-2zM1 ${at}h3v2h-3zM20 ${at}h3v2h-3z`).join('');
+const PINS = [7, 11, 15]
+  .map(at => `M${at} 1h2v3h-2zM${at} 20h2v3h-2zM1 ${at}h3v2h-3zM20 ${at}h3v2h-3z`)
+  .join('');
 
 export const poolIcon = new LabIcon({
   name: 'jupyter-gpupool:pool',

@@ -31,7 +31,11 @@ const model: JupyterFrontEndPlugin<IPoolModel> = {
   description: 'The pool of GPUs as this person sees it.',
   provides: IPoolModel,
   optional: [IConnectionStatus, ISettingRegistry],
-  activate: (app: JupyterFrontEnd, connection: IConnectionStatus | null, settings: ISettingRegistry | null) => {
+  activate: (
+    app: JupyterFrontEnd,
+    connection: IConnectionStatus | null,
+    settings: ISettingRegistry | null
+  ) => {
     const pool = new PoolModel({
       serverSettings: app.serviceManager.serverSettings,
       events: app.serviceManager.events.stream,
@@ -74,7 +78,8 @@ const sidebar: JupyterFrontEndPlugin<void> = {
       execute: () => app.shell.activateById(panel.id)
     });
     app.commands.addCommand(CommandIDs.request, {
-      label: options => (options.isLauncher || options.isPalette ? trans.__('Request GPUs') : trans.__('Request GPUs…')),
+      label: options =>
+        options.isLauncher || options.isPalette ? trans.__('Request GPUs') : trans.__('Request GPUs…'),
       caption: trans.__('Request GPUs of the pool'),
       icon: poolIcon,
       describedBy: { args },
@@ -94,8 +99,12 @@ const commands: JupyterFrontEndPlugin<void> = {
   autoStart: true,
   requires: [IPoolModel],
   optional: [ICommandPalette, ITranslator],
-  activate: (app: JupyterFrontEnd, pool: IPoolModel, palette: ICommandPalette | null, translator: ITranslator | null) =>
-    addCommands({ app, model: pool, trans: (translator ?? nullTranslator).load(DOMAIN) }, palette)
+  activate: (
+    app: JupyterFrontEnd,
+    pool: IPoolModel,
+    palette: ICommandPalette | null,
+    translator: ITranslator | null
+  ) => addCommands({ app, model: pool, trans: (translator ?? nullTranslator).load(DOMAIN) }, palette)
 };
 
 const launcher: JupyterFrontEndPlugin<void> = {

@@ -20,7 +20,9 @@ const IDLE_S = 7200;
 const PAST = 10;
 
 /** Words and signs of a lease's state. */
-export function states(trans: TranslationBundle): Record<LeaseState, { sign: string; word: string; mood: string }> {
+export function states(
+  trans: TranslationBundle
+): Record<LeaseState, { sign: string; word: string; mood: string }> {
   return {
     pending: { sign: '◷', word: trans.__('waiting'), mood: 'warn' },
     starting: { sign: '…', word: trans.__('starting'), mood: 'warn' },
@@ -49,7 +51,12 @@ const ACTIONS: readonly IAction[] = [
   { command: CommandIDs.logs, label: trans => trans.__('Logs'), when: [...RUNS, 'draining', 'ended'] },
   { command: CommandIDs.share, label: trans => trans.__('Share'), when: ['active'], own: true },
   { command: CommandIDs.explain, label: trans => trans.__('Why?'), when: ['pending', 'suspended'] },
-  { command: CommandIDs.release, label: trans => trans.__('Release'), when: [...RUNS, 'suspended'], own: true },
+  {
+    command: CommandIDs.release,
+    label: trans => trans.__('Release'),
+    when: [...RUNS, 'suspended'],
+    own: true
+  },
   { command: CommandIDs.release, label: trans => trans.__('Withdraw'), when: ['pending'], own: true }
 ];
 
@@ -63,7 +70,9 @@ export function LeasesView(props: IViewProps): JSX.Element {
         const past = model.leases.filter(each => each.state === 'ended').slice(0, PAST);
         return (
           <div className="jp-gpupool-Leases">
-            {live.length === 0 && <Nothing>{trans.__('You have no GPUs. Request some: it takes a moment.')}</Nothing>}
+            {live.length === 0 && (
+              <Nothing>{trans.__('You have no GPUs. Request some: it takes a moment.')}</Nothing>
+            )}
             <ul>
               {live.map(each => (
                 <LeaseCard key={each.id} {...props} lease={each} />
@@ -148,10 +157,16 @@ function Standing(props: { lease: Lease; now: number; trans: TranslationBundle }
   const { lease, now, trans } = props;
   const { scheduler, workers, of } = lease.progress;
   if (lease.state === 'starting') {
-    const text = scheduler ? trans.__('%1 of %2 workers are up', workers, of) : trans.__('its scheduler starts');
+    const text = scheduler
+      ? trans.__('%1 of %2 workers are up', workers, of)
+      : trans.__('its scheduler starts');
     return (
       <>
-        <Progress label={trans.__('Start of %1', lease.name)} done={(scheduler ? 1 : 0) + workers} of={of + 1} />
+        <Progress
+          label={trans.__('Start of %1', lease.name)}
+          done={(scheduler ? 1 : 0) + workers}
+          of={of + 1}
+        />
         <p className="jp-gpupool-small">{text}</p>
       </>
     );
@@ -159,19 +174,33 @@ function Standing(props: { lease: Lease; now: number; trans: TranslationBundle }
   if (lease.state === 'pending' || lease.state === 'suspended') {
     const place = lease.place ? trans.__('Place %1. ', lease.place) : '';
     const start = lease.expected_start
-      ? trans.__('Starts about %1 (in %2). ', clock(lease.expected_start, now), duration(lease.expected_start - now))
+      ? trans.__(
+          'Starts about %1 (in %2). ',
+          clock(lease.expected_start, now),
+          duration(lease.expected_start - now)
+        )
       : '';
     return <p className="jp-gpupool-small">{`${place}${start}${lease.why}`}</p>;
   }
   if (lease.ends_at === null || lease.state !== 'active') {
-    return <p className="jp-gpupool-small">{lease.state === 'active' ? trans.__('No time limit') : lease.why}</p>;
+    return (
+      <p className="jp-gpupool-small">{lease.state === 'active' ? trans.__('No time limit') : lease.why}</p>
+    );
   }
   const left = lease.ends_at - now;
   const text = trans.__('%1 left, until %2', duration(left), clock(lease.ends_at, now));
-  return <p className={`jp-gpupool-small${left < SOON_S ? ' jp-mod-warn' : ''}`}>{left < SOON_S ? `⚠ ${text}` : text}</p>;
+  return (
+    <p className={`jp-gpupool-small${left < SOON_S ? ' jp-mod-warn' : ''}`}>
+      {left < SOON_S ? `⚠ ${text}` : text}
+    </p>
+  );
 }
 
-function SliceLine(props: { slice: Slice; device: Device | undefined; trans: TranslationBundle }): JSX.Element {
+function SliceLine(props: {
+  slice: Slice;
+  device: Device | undefined;
+  trans: TranslationBundle;
+}): JSX.Element {
   const { slice, device, trans } = props;
   const reading = device?.reading;
   const running = slice.state === 'running';
@@ -207,7 +236,9 @@ function Actions(props: IViewProps & { lease: Lease; mine: boolean }): JSX.Eleme
   const fit = ACTIONS.filter(
     each =>
       each.when.includes(lease.state) &&
-      (mine || !each.own || (admin && [CommandIDs.release, CommandIDs.extend].includes(each.command as never)))
+      (mine ||
+        !each.own ||
+        (admin && [CommandIDs.release, CommandIDs.extend].includes(each.command as never)))
   );
   return (
     <div className="jp-gpupool-Actions" role="group" aria-label={trans.__('Actions on %1', lease.name)}>
@@ -226,7 +257,10 @@ function Actions(props: IViewProps & { lease: Lease; mine: boolean }): JSX.Eleme
 
 function Past(props: { lease: Lease; now: number; trans: TranslationBundle }): JSX.Element {
   const { lease, now, trans } = props;
-  const time = lease.granted_at && lease.ended_at ? duration(lease.ended_at - lease.granted_at) : trans.__('not started');
+  const time =
+    lease.granted_at && lease.ended_at
+      ? duration(lease.ended_at - lease.granted_at)
+      : trans.__('not started');
   return (
     <li className="jp-gpupool-Past">
       <strong>{lease.name}</strong>

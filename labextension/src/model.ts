@@ -155,7 +155,13 @@ export class PoolModel extends VDomModel implements IPoolModel {
   }
 
   dashboard(lease: string): string {
-    return URLExt.join(this._settings.baseUrl, API_PATH, 'leases', encodeURIComponent(lease), 'dashboard/status');
+    return URLExt.join(
+      this._settings.baseUrl,
+      API_PATH,
+      'leases',
+      encodeURIComponent(lease),
+      'dashboard/status'
+    );
   }
 
   override dispose(): void {
@@ -251,7 +257,7 @@ export class PoolModel extends VDomModel implements IPoolModel {
 
   /** Read notices after the last one that is known; at first only where they stand. */
   private async _catchUp(): Promise<void> {
-    for (let more = true; more; ) {
+    for (let more = true; more;) {
       const query = { after: String(this._next), limit: '500' };
       const answer = await this._call<Wire.Notices>('GET', ['notices'], { query });
       if (this._caught) {
@@ -301,7 +307,9 @@ export class PoolModel extends VDomModel implements IPoolModel {
       model._leases = (await model._call<Wire.Leases>('GET', ['leases'])).leases;
     },
     everyone: async model => {
-      model._everyone = (await model._call<Wire.Leases>('GET', ['leases'], { query: { all: 'true' } })).leases;
+      model._everyone = (
+        await model._call<Wire.Leases>('GET', ['leases'], { query: { all: 'true' } })
+      ).leases;
     },
     queue: async model => {
       model._queue = (await model._call<Wire.Queue>('GET', ['queue'])).queue;

@@ -29,7 +29,8 @@ export function leaseCode(lease: Lease): string {
 export async function insertCode(app: JupyterFrontEnd, code: string): Promise<void> {
   const { commands } = app;
   if (!commands.isEnabled('notebook:insert-cell-below')) {
-    const panel = (await commands.execute('notebook:create-new', { kernelName: await kernel(app) })) as IPanel | undefined;
+    const panel = (await commands.execute('notebook:create-new', { kernelName: await kernel(app) })) as
+      IPanel | undefined;
     await panel?.context?.ready;
     await new Promise(done => setTimeout(done, 0));
   } else {

@@ -51,7 +51,11 @@ export function Progress(props: { label: string; done: number; of: number }): JS
 }
 
 /** A problem: its sentence, and what to do. */
-export function Fault(props: { problem: Problem; again?: () => void; trans: TranslationBundle }): JSX.Element {
+export function Fault(props: {
+  problem: Problem;
+  again?: () => void;
+  trans: TranslationBundle;
+}): JSX.Element {
   const { problem, again, trans } = props;
   return (
     <div className="jp-gpupool-Fault" role="alert">
@@ -79,7 +83,10 @@ function OutOfReach(props: IViewProps): JSX.Element {
   const { model, trans } = props;
   const stand = model.stand;
   if (stand?.state === 'starting' || stand?.state === 'looking') {
-    const what = stand.state === 'starting' ? trans.__('A pool starts on this machine…') : trans.__('Looking for the pool…');
+    const what =
+      stand.state === 'starting'
+        ? trans.__('A pool starts on this machine…')
+        : trans.__('Looking for the pool…');
     return <Nothing>{what}</Nothing>;
   }
   return (
@@ -87,7 +94,10 @@ function OutOfReach(props: IViewProps): JSX.Element {
       {model.problem && <Fault problem={model.problem} trans={trans} />}
       <div className="jp-gpupool-Actions">
         {stand?.can_start && stand.may.execute && (
-          <button className="jp-gpupool-Button jp-mod-main" onClick={() => void model.reach(true).catch(() => undefined)}>
+          <button
+            className="jp-gpupool-Button jp-mod-main"
+            onClick={() => void model.reach(true).catch(() => undefined)}
+          >
             {trans.__('Start a pool here')}
           </button>
         )}
@@ -124,7 +134,9 @@ export function Loaded(props: IViewProps & { topics: Topic[]; children: () => JS
 }
 
 /** How a verdict is shown: a sign, a word, and how bad it is. */
-export function verdicts(trans: TranslationBundle): Record<Verdict, { sign: string; word: string; mood: string }> {
+export function verdicts(
+  trans: TranslationBundle
+): Record<Verdict, { sign: string; word: string; mood: string }> {
   return {
     fine: { sign: '✓', word: trans.__('fine'), mood: 'good' },
     watch: { sign: '◔', word: trans.__('watched'), mood: 'warn' },

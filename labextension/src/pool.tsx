@@ -115,7 +115,10 @@ function layOut(
       const few = own.slice(start, start + columns);
       const height = TILE.height + (few.some(each => note(each)) ? TILE.note : 0) + TILE.gap;
       const line = (): JSX.Element => (
-        <div className="jp-gpupool-Tiles" style={{ gridTemplateColumns: `repeat(${columns}, minmax(0, 1fr))` }}>
+        <div
+          className="jp-gpupool-Tiles"
+          style={{ gridTemplateColumns: `repeat(${columns}, minmax(0, 1fr))` }}
+        >
           {few.map(draw)}
         </div>
       );
@@ -239,7 +242,9 @@ function owners(device: Device, me: string, trans: TranslationBundle): string {
     return milli >= 1000 ? name : `${name} ${percent(milli)}`;
   });
   if (device.free_milli > 0) {
-    words.push(device.free_milli >= 1000 ? trans.__('free') : trans.__('free %1', percent(device.free_milli)));
+    words.push(
+      device.free_milli >= 1000 ? trans.__('free') : trans.__('free %1', percent(device.free_milli))
+    );
   }
   return words.join(', ') || trans.__('not free');
 }
@@ -302,7 +307,11 @@ function Details(props: {
     <section className="jp-gpupool-Details" aria-label={trans.__('Details of %1', device.name)}>
       <div className="jp-gpupool-Head">
         <strong>{device.name}</strong>
-        <button className="jp-gpupool-Button jp-mod-plain" onClick={props.close} aria-label={trans.__('Close details')}>
+        <button
+          className="jp-gpupool-Button jp-mod-plain"
+          onClick={props.close}
+          aria-label={trans.__('Close details')}
+        >
           ×
         </button>
       </div>

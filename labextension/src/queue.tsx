@@ -96,9 +96,13 @@ function Shares(props: IViewProps): JSX.Element {
       <ul className="jp-gpupool-Shares">{roots.map(branch)}</ul>
       <p className="jp-gpupool-small jp-gpupool-Legend">
         <span className="jp-gpupool-Legend-held">{trans.__('has now')}</span>
-        {some(each => each.borrowed) && <span className="jp-gpupool-Legend-borrowed">{trans.__('borrowed')}</span>}
+        {some(each => each.borrowed) && (
+          <span className="jp-gpupool-Legend-borrowed">{trans.__('borrowed')}</span>
+        )}
         {some(each => each.quota) && <span className="jp-gpupool-Legend-quota">{trans.__('quota')}</span>}
-        {some(each => each.deserved) && <span className="jp-gpupool-Legend-deserved">{trans.__('deserved')}</span>}
+        {some(each => each.deserved) && (
+          <span className="jp-gpupool-Legend-deserved">{trans.__('deserved')}</span>
+        )}
       </p>
     </>
   );

@@ -235,10 +235,15 @@ function Header(props: IViewProps): JSX.Element {
         </p>
       )}
       {pool.trust_users && (
-        <p className="jp-gpupool-Simulated">{trans.__('All people of this pool run as one user and are trusted.')}</p>
+        <p className="jp-gpupool-Simulated">
+          {trans.__('All people of this pool run as one user and are trusted.')}
+        </p>
       )}
       {model.stand?.may.write !== false && (
-        <button className="jp-gpupool-Button jp-mod-main" onClick={() => void commands.execute(CommandIDs.request)}>
+        <button
+          className="jp-gpupool-Button jp-mod-main"
+          onClick={() => void commands.execute(CommandIDs.request)}
+        >
           {trans.__('Request GPUs')}
         </button>
       )}

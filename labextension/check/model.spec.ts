@@ -1,0 +1,300 @@
+/**
+ * What the model promises, against a server of a few lines that says what it is asked.
+ */
+
+import { ServerConnection } from '@jupyterlab/services';
+import { Signal } from '@lumino/signaling';
+
+import { asRequest, EMPTY } from '../src/form';
+import { clock, duration, gigabytes, gpus, seconds } from '../src/format';
+import { days } from '../src/history';
+import { PoolModel } from '../src/model';
+import { Problem } from '../src/request';
+import type { Device, Lease, Notice } from '../src/types';
+
+/** A request as far as JupyterLab looks at it; jsdom has none. */
+class Asked {
+  headers = { has: () => true, append: () => undefined };
+  method: string;
+  constructor(
+    readonly url: string,
+    init: RequestInit
+  ) {
+    this.method = init.method ?? 'GET';
+  }
+}
+
+/** A server: answers by method and path, and a list of what it was asked. */
+class Server {
+  asked: string[] = [];
+  answers: Record<string, () => unknown> = {};
+  down = false;
+
+  settings = ServerConnection.makeSettings({
+    baseUrl: 'http://lab/',
+    appendToken: false,
+    Request: Asked,
+    fetch: async (asked: Asked) => this._fetch(asked)
+  } as never);
+
+  private async _fetch(asked: Asked): Promise<Response> {
+    const url = new URL(asked.url);
+    const path = `${asked.method} ${url.pathname.replace('/gpupool/', '')}`;
+    this.asked.push(path + (url.searchParams.get('since') ? `?since=${url.searchParams.get('since')}` : ''));
+    if (this.down) {
+      throw new TypeError('the server is away');
+    }
+    const said = this.answers[path]?.() ?? {};
+    const status = (said as { status?: number }).status ?? 200;
+    const text = JSON.stringify(said);
+    return { ok: status < 400, status, statusText: '', text: async () => text } as Response;
+  }
+}
+
+const POOL = { gpus: 2, gpus_free: 1, user: { name: 'ann', admin: false, scopes: [] } };
+const STAND = {
+  state: 'connected',
+  reason: '',
+  sentence: '',
+  advice: '',
+  can_start: false,
+  may: {},
+  pool: POOL
+};
+
+function device(uuid: string, index: number, more: Partial<Device> = {}): Device {
+  return { uuid, index, node: 'node-1', parts: [], ...more } as Device;
+}
+
+function notice(seq: number): Notice {
+  return { seq, time: 0, user: 'ann', notice: 'granted', lease: 'l', sentence: `notice ${seq}`, data: {} };
+}
+
+async function soon(so: () => boolean): Promise<void> {
+  for (let tries = 0; tries < 200 && !so(); tries++) {
+    await new Promise(done => setTimeout(done, 10));
+  }
+  expect(so()).toBe(true);
+}
+
+describe('PoolModel', () => {
+  let server: Server;
+  let events: Signal<unknown, { schema_id: string }>;
+  let model: PoolModel;
+  let connected: boolean;
+
+  beforeEach(() => {
+    server = new Server();
+    server.answers = {
+      'GET pool': () => STAND,
+      'GET leases': () => ({ leases: [] }),
+      'GET queue': () => ({ queue: [] }),
+      'GET notices': () => ({ notices: [], next: 0, missed: false }),
+      'GET devices': () => ({ devices: [device('a', 0), device('b', 1)], gone: [], sequence: 5, full: true })
+    };
+    events = new Signal<unknown, { schema_id: string }>({});
+    connected = true;
+    model = new PoolModel({
+      serverSettings: server.settings,
+      events: events as never,
+      connected: () => connected,
+      interval: 20
+    });
+  });
+
+  afterEach(() => model.dispose());
+
+  it('reads nothing that nobody watches', async () => {
+    await new Promise(done => setTimeout(done, 100));
+    expect(server.asked).toEqual([]);
+  });
+
+  it('reads what is watched, and stops when it is not', async () => {
+    const watch = model.watch('devices');
+    await soon(() => model.devices.length === 2);
+    expect(server.asked.every(each => each.startsWith('GET devices'))).toBe(true);
+    watch.dispose();
+    await new Promise(done => setTimeout(done, 60));
+    const before = server.asked.length;
+    await new Promise(done => setTimeout(done, 120));
+    expect(server.asked.length).toBe(before);
+  });
+
+  it('asks for news of devices only, and keeps the objects of those that are as they were', async () => {
+    model.watch('devices');
+    await soon(() => model.devices.length === 2);
+    const first = model.devices[0];
+    server.answers['GET devices'] = () => ({
+      devices: [device('b', 1, { model: 'new' })],
+      gone: [],
+      sequence: 6,
+      full: false
+    });
+    await soon(() => model.devices[1]?.model === 'new');
+    expect(model.devices[0]).toBe(first);
+    expect(server.asked).toContain('GET devices?since=5');
+  });
+
+  it('forgets devices that are gone, and all when the server begins anew', () => {
+    model.mergeDevices({ devices: [device('a', 0), device('b', 1)], gone: [], sequence: 5, simulated: true });
+    model.mergeDevices({ devices: [], gone: ['a'], sequence: 6, simulated: true });
+    expect(model.devices.map(each => each.uuid)).toEqual(['b']);
+    model.mergeDevices({ devices: [device('c', 0)], gone: [], sequence: 2, full: true, simulated: true });
+    expect(model.devices.map(each => each.uuid)).toEqual(['c']);
+  });
+
+  it('puts devices in the order of nodes as people count them', () => {
+    const nodes = ['node-10', 'node-2', 'node-1'].map((node, n) => device(node, n, { node }));
+    model.mergeDevices({ devices: nodes, gone: [], sequence: 1, full: true, simulated: true });
+    expect(model.devices.map(each => each.node)).toEqual(['node-1', 'node-2', 'node-10']);
+  });
+
+  it('reads again after an event of the pool, and not after one of others', async () => {
+    model.watch('leases');
+    await soon(() => model.known('leases'));
+    const count = (): number => server.asked.filter(each => each === 'GET leases').length;
+    const before = count();
+    events.emit({ schema_id: 'https://jupyter.org/contents_service/v1' });
+    await new Promise(done => setTimeout(done, 50));
+    expect(count()).toBe(before);
+    events.emit({ schema_id: 'https://jupyter-gpupool.readthedocs.io/events/lease/v1' });
+    await soon(() => count() > before);
+  });
+
+  it('tells each notice once, and none from before it was there', async () => {
+    const told: number[] = [];
+    model.noticed.connect((_, each) => told.push(each.seq));
+    let all = [notice(1), notice(2)];
+    server.answers['GET notices'] = () => ({ notices: all, next: all[all.length - 1]!.seq, missed: false });
+    model.watch('pool');
+    await soon(() => model.known('pool'));
+    expect(told).toEqual([]);
+    all = [notice(3)];
+    events.emit({ schema_id: 'jupyter-gpupool/notice' });
+    await soon(() => told.length > 0);
+    events.emit({ schema_id: 'jupyter-gpupool/notice' });
+    await new Promise(done => setTimeout(done, 50));
+    expect(told).toEqual([3]);
+  });
+
+  it('asks nothing while the connection is lost', async () => {
+    connected = false;
+    model.watch('pool', 'devices');
+    await new Promise(done => setTimeout(done, 100));
+    expect(server.asked).toEqual([]);
+    connected = true;
+    void model.refresh();
+    await soon(() => model.pool !== null);
+  });
+
+  it('says why the pool is out of reach, and forgets it when it is back', async () => {
+    server.answers['GET pool'] = () => ({ ...STAND, state: 'lost', sentence: 'No pool runs.', pool: null });
+    model.watch('pool');
+    await soon(() => model.problem !== null);
+    expect(model.problem?.message).toBe('No pool runs.');
+    server.answers['GET pool'] = () => STAND;
+    void model.refresh();
+    await soon(() => model.problem === null && model.pool !== null);
+  });
+
+  it('reads what came while it was reading', async () => {
+    let first = true;
+    server.answers['GET queue'] = () => {
+      if (first) {
+        first = false;
+        void model.refresh();
+      }
+      return { queue: [] };
+    };
+    model.watch('queue');
+    await soon(() => server.asked.filter(each => each === 'GET queue').length >= 2);
+  });
+
+  it('passes all faults of a refusal on, with their fields', async () => {
+    const errors = [
+      { reason: 'too_many_gpus', sentence: 'There are 2.', advice: 'Ask for 2.', field: 'gpus' },
+      { reason: 'time_limit', sentence: 'Too long.', advice: '', field: 'time_limit' }
+    ];
+    server.answers['POST requests'] = () => ({ status: 400, detail: 'There are 2.', errors });
+    const problem = await model.request({ gpus: 99 }, 'key').then(
+      () => null,
+      (error: Problem) => error
+    );
+    expect(problem?.status).toBe(400);
+    expect(problem?.faults.map(each => each.field)).toEqual(['gpus', 'time_limit']);
+  });
+
+  it('makes a sentence of a server that does not answer', async () => {
+    server.down = true;
+    await expect(model.explain('x')).rejects.toMatchObject({ status: 0 });
+  });
+
+  it('names paths that need quoting, and the dashboard under the base URL', async () => {
+    await model.release('a/b');
+    expect(server.asked).toContain('DELETE leases/a%2Fb');
+    expect(model.dashboard('l1')).toBe('http://lab/gpupool/leases/l1/dashboard/status');
+  });
+});
+
+describe('asRequest', () => {
+  it.each([
+    [{}, { gpus: '1' }],
+    [
+      { gpus: '2', max_gpus: '8', time_limit: ' 2h ' },
+      { gpus: '2', max_gpus: '8', time_limit: '2h' }
+    ],
+    [{ kind: 'share', vram: '20GB', max_gpus: '8' }, { vram: '20GB' }],
+    [
+      { kind: 'mig', mig: '1g.10gb', nvlink: true },
+      { mig: '1g.10gb', nvlink: true }
+    ]
+  ] as const)('says only what was said: %j', (draft, what) => {
+    expect(asRequest({ ...EMPTY, ...draft })).toEqual(what);
+  });
+});
+
+describe('format', () => {
+  it.each([
+    [0, '0 s'],
+    [59, '59 s'],
+    [60, '1 min'],
+    [3600, '1 h'],
+    [7500, '2 h 5 min'],
+    [90_000, '1 d 1 h'],
+    [86_400 + 60, '1 d']
+  ])('writes %d seconds as %s', (given, text) => expect(duration(given)).toBe(text));
+
+  it('writes memory and GPUs shortly', () => {
+    expect(gigabytes(80 * 1024 ** 3)).toBe('80');
+    expect(gigabytes(1.5 * 1024 ** 3)).toBe('1.5');
+    expect(gpus(0.4684)).toBe('0.47');
+    expect(gpus(2)).toBe('2');
+  });
+
+  it('reads times as people write them', () => {
+    expect(seconds('2h')).toBe(7200);
+    expect(seconds('30 min')).toBe(1800);
+    expect(seconds('soon')).toBeNull();
+  });
+
+  it('names the day of a time that is not today', () => {
+    const now = new Date(2026, 0, 2, 12).getTime() / 1000;
+    expect(clock(now + 60, now)).not.toContain('Jan');
+    expect(clock(now + 86_400, now)).toContain('Jan');
+  });
+});
+
+describe('days', () => {
+  it('splits a lease at midnight, and counts its GPUs', () => {
+    const noon = new Date(2026, 0, 2, 12).getTime() / 1000;
+    const lease = { gpus: 2, granted_at: noon - 18 * 3600, ended_at: null, idle_since: noon - 3600 } as Lease;
+    const found = days([lease], noon, 2);
+    expect(found.map(each => each.hours)).toEqual([12, 24]);
+    expect(found.map(each => each.idle)).toEqual([0, 2]);
+  });
+
+  it('does not count what was never granted', () => {
+    const lease = { gpus: 2, granted_at: null, ended_at: null, idle_since: null } as Lease;
+    expect(days([lease], 1000, 3).every(each => each.hours === 0)).toBe(true);
+  });
+});
