@@ -138,9 +138,17 @@ class Node:
 class Lease:
     """A lease on a node under test, with a scheduler and as many workers as are added."""
 
-    def __init__(self, node: Node, name: str, workers: int = 1, user: str = "me", **options: object) -> None:
+    def __init__(
+        self,
+        node: Node,
+        name: str,
+        workers: int = 1,
+        user: str = "me",
+        keys: dict[str, str] | None = None,
+        **options: object,
+    ) -> None:
         self.node, self.id, self.user, self.options = node, name, user, options
-        self.keys = credentials()
+        self.keys = keys or credentials()
         self.secret = "secret-of-" + name
         self.parts: list[Slice] = []
         node.obey(
