@@ -168,7 +168,7 @@ class Judge:
 
     def failed_just_now(self, device: str, now: int) -> bool:
         """Say whether the driver has announced a hardware error on a device within the last seconds."""
-        seen = self.histories.get(device)
+        seen = self.histories.get(device) if not self.limits.observe else None
         kinds = (XidClass.CONTAINED, XidClass.LINK, XidClass.RESET, XidClass.GONE)
         recent = seen.of(*kinds) if seen else []
         return any(now - each.last <= self.limits.coalesce for each in recent)

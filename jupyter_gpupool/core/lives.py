@@ -13,6 +13,7 @@ Not its business: who is next (`grants`, `shares`), and what happens to devices 
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import TYPE_CHECKING
 
 from jupyter_gpupool.core import grants
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 
 #: So many failed starts in a row end a lease: its environment is broken, not the devices.
 MOST_FAILURES = 3
+#: Of so many tasks that a deadline has cut off their owner is told the names.
+MOST_NAMED = 10
 
 
 def refuse(state: State, lease: str, reason: Reason, sentence: str, advice: str = "") -> None:
@@ -305,9 +308,18 @@ def on_slice_drained(state: State, event: SliceDrained) -> None:
     lease, slice_ = found
     stop(state, lease, slice_)
     if event.forced or event.lost:
-        cut = f"{len(event.forced)} running tasks were cut off" if event.forced else ""
+        cut = _cut_off(event.forced) if event.forced else ""
         lost = f"lost for good: {', '.join(event.lost)}" if event.lost else ""
-        state.tell(lease, Notice.MIGRATED, f"{lease.request.name}: {'; '.join(filter(None, (cut, lost)))}.")
+        says = f"{lease.request.name}: {'; '.join(filter(None, (cut, lost)))}."
+        data = json.dumps({"forced": event.forced, "lost": event.lost})
+        state.tell(lease, Notice.MIGRATED, says, data)
+
+
+def _cut_off(keys: tuple[str, ...]) -> str:
+    """Name the tasks that the deadline has cut off; of very many, the first."""
+    more = f" and {len(keys) - MOST_NAMED} more" if len(keys) > MOST_NAMED else ""
+    named = ", ".join(keys[:MOST_NAMED]) + more
+    return f"{len(keys)} running tasks were cut off at the deadline and run again elsewhere: {named}"
 
 
 def free(state: State, lease: Lease, slice_: Slice) -> None:

@@ -364,5 +364,10 @@ def first_match(case: Case) -> tuple[Rule, Verdict, dict[str, Any]]:
     for rule in RULES:
         found = rule.when(case)
         if found is not None:
-            return rule, rule.judge(case), found
+            return rule, _shown(rule.judge(case), case.limits), found
     raise AssertionError("the last rule matches everything")
+
+
+def _shown(verdict: Verdict, limits: Thresholds) -> Verdict:
+    """Give the verdict that is acted on: where a pool only observes, none that touches work."""
+    return Verdict.WATCH if limits.observe and verdict is not Verdict.FINE else verdict

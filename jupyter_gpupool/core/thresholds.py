@@ -125,6 +125,11 @@ class Thresholds:
         "verdict on an NVLink that was up and is down",
         "ours: both ends see it; two sources had false alarms here",
     )
+    observe: int = _known(
+        0,
+        "1: only observe; every verdict but `fine` is shown as `watch`, and no work is moved or held back",
+        "NVSentinel's dry run",
+    )
     xids: tuple[tuple[int, str], ...] = _known(
         (), "codes put into another class than in the table", "the sources disagree on many codes"
     )

@@ -85,6 +85,18 @@ def _unique(worker: WorkerState) -> list[TaskState]:
     return [task for task in worker.has_what if len(task.who_has or ()) == 1]
 
 
+def _is_safe(task: TaskState, worker: WorkerState, scheduler: Scheduler) -> bool:
+    """Whether a worker that stays has a copy."""
+    return bool((task.who_has or set()) & scheduler.running - {worker})
+
+
+def _is_gone(task: TaskState, worker: WorkerState) -> bool:
+    """Whether a result is in nobody else's memory, and can be computed again."""
+    return (
+        not (task.who_has or set()) - {worker} and task.state in ("memory", "released") and not _is_lost(task)
+    )
+
+
 def _is_lost(task: TaskState) -> bool:
     """Whether it cannot be computed again."""
     return bool(task.actor) or not task.run_spec
@@ -103,7 +115,7 @@ class _Move(ActiveMemoryManagerPolicy):
         worker = scheduler.workers.get(self._address)
         now = time.monotonic()
         for task in list(worker.has_what) if worker else ():
-            if task.actor or (task.who_has or set()) & scheduler.running:
+            if task.actor or _is_safe(task, worker, scheduler):
                 continue
             if now - self._asked.get(task.key, -_AGAIN) >= _AGAIN and (yield Suggestion("replicate", task)):
                 self._asked[task.key] = now
@@ -130,14 +142,16 @@ class Retirement:
         shuffles.leaving.add(self._worker.address)
         try:
             # Outputs of a shuffle can be read on this worker only, so it works normally until they are.
-            while self._goes_on() and shuffles.involves(self._worker.address):  # noqa: ASYNC110
-                await asyncio.sleep(_LOOK)
+            # Its data moves meanwhile: should the deadline come first, less is lost.
+            while self._goes_on() and shuffles.involves(self._worker.address):
+                self._memory.run_once()
+                await asyncio.sleep(self._pause())
             if self._goes_on():
                 self._close_door()
             while self._goes_on() and self._has_more():
                 self._take_back()
                 self._memory.run_once()
-                await asyncio.sleep(min(_LONG_LOOK, max(_LOOK, len(self._worker.has_what) / _MANY)))
+                await asyncio.sleep(self._pause())
             return await self._let_go()
         finally:
             shuffles.leaving.discard(self._worker.address)
@@ -158,6 +172,9 @@ class Retirement:
         elif state in ("executing", "long-running"):
             self._begun.add(key)
 
+    def _pause(self) -> float:
+        return min(_LONG_LOOK, max(_LOOK, len(self._worker.has_what) / _MANY))
+
     def _goes_on(self) -> bool:
         there = self._scheduler.workers.get(self._worker.address) is self._worker
         return there and time.monotonic() < self._deadline
@@ -175,8 +192,7 @@ class Retirement:
 
     def _stranded(self) -> Iterator[TaskState]:
         """What no worker that stays has a copy of; an actor cannot be copied, and is waited for."""
-        running = self._scheduler.running
-        return (task for task in self._worker.has_what if not (task.who_has or set()) & running)
+        return (task for task in self._worker.has_what if not _is_safe(task, self._worker, self._scheduler))
 
     def _take_back(self) -> None:
         """Ask for the tasks that the worker has and has not begun; what it has begun, it ends."""
@@ -189,8 +205,20 @@ class Retirement:
     async def _let_go(self) -> Drained:
         if self._scheduler.workers.get(self._worker.address) is not self._worker:
             return Drained()  # it has gone by itself; Dask has seen to it
-        forced = [str(task.key) for task in self._worker.processing]
-        forced += [str(task.key) for task in self._stranded() if not _is_lost(task)]
+        forced = [str(task.key) for task in self._cut_off()]
         drained = await drop(self._scheduler, self._worker, self._why)
         drained.forced = forced
         return drained
+
+    def _cut_off(self) -> dict[TaskState, None]:
+        """What runs again because the deadline has come, what it needs and nobody has any more included."""
+        begun: list[TaskState] = [*self._worker.processing]
+        begun += [task for task in self._stranded() if not _is_lost(task)]
+        begun += self._scheduler.extensions["shuffle"].restarts(self._worker.address)
+        found: dict[TaskState, None] = {}
+        while begun:
+            task = begun.pop()
+            if task not in found:
+                found[task] = None
+                begun += [each for each in task.dependencies if _is_gone(each, self._worker)]
+        return found

@@ -49,3 +49,16 @@ class LeaseShuffles(ShuffleSchedulerPlugin):
             address in shuffle.participating_workers or address in shuffle.run_spec.worker_for.values()
             for shuffle in self.active_shuffles.values()
         )
+
+    def restarts(self, address: str) -> list[Any]:
+        """Return the tasks, run or running, that run again when this worker leaves a shuffle under way.
+
+        Args:
+            address: The worker's.
+        """
+        found = []
+        for shuffle in self.active_shuffles.values():
+            if address in shuffle.participating_workers:
+                barrier = self.scheduler.tasks[barrier_key(shuffle.id)]
+                found += [*barrier.dependencies, barrier, *barrier.dependents]
+        return [task for task in found if task.state in ("memory", "processing")]

@@ -1,0 +1,86 @@
+"""The tour is the product's promise in one notebook: a GPU is lost in the middle, and the answer is right.
+
+It runs as `make demo` runs it, by the demo's own code, and once more on a pool that only observes: there the
+same loss must spoil it, or the tour would prove nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jupyter_gpupool.client import Pool
+
+ROOT = Path(__file__).parents[1]
+#: Seconds for the tour, and until it must have failed on a pool that moves nothing.
+RIGHT_S, WRONG_S = 120, 40
+#: What `make demo ONCE=1` does, on the pool that $GPUPOOL_DIR names.
+DEMO = """
+import sys
+sys.path.insert(0, "examples")
+import demo
+sys.exit(not demo.show())
+"""
+KEYS = {
+    "ok",
+    "gpus",
+    "simulated",
+    "request_to_first_result_s",
+    "migration_s",
+    "tasks_lost",
+    "tasks_run_twice",
+}
+
+
+def tour(seconds: float) -> tuple[int, str, str]:
+    """Run the tour; return its exit status and what it wrote."""
+    done = subprocess.run(
+        [sys.executable, "-c", DEMO], cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_tour_loses_a_gpu_and_no_task_and_its_answer_is_right(pool: Pool) -> None:
+    """Its last line is the result that `make demo ONCE=1` prints."""
+    status, said, errors = tour(RIGHT_S)
+    assert status == 0, said[-1000:] + errors[-3000:]
+    result: dict[str, Any] = json.loads(said.splitlines()[-1])
+    assert result.keys() >= KEYS
+    assert (result["ok"], result["answer_correct"], result["tasks_lost"]) == (True, True, 0)
+    assert (result["gpus"], result["simulated"]) == (pool.status().gpus, True)
+    assert 0 < result["migration_s"] < RIGHT_S
+
+
+def test_the_tour_fails_where_the_pool_only_observes(own_folder: Path) -> None:
+    """With migration switched off the GPU's error reaches the notebook: what the tour shows is not luck."""
+    controller = own_folder / "controller"
+    controller.mkdir(mode=0o700)
+    (controller / "thresholds.json").write_text(json.dumps({"observe": 1}))
+    try:
+        status, said, errors = tour(WRONG_S)
+    except subprocess.TimeoutExpired as late:  # a worker that nobody takes out can also leave it waiting
+        status, said, errors = 1, (late.stdout or b"").decode(), ""
+    assert status != 0, said
+    assert "fallen off the bus" in said, said + errors[-3000:]
+    assert "The lease and plain pandas agree" not in said
+
+
+def test_make_demo_and_make_test_know_what_to_do() -> None:
+    """`make -n` prints the commands of both and runs none."""
+    for target, command in (("demo", "examples/demo.py"), ("test", "-m pytest")):
+        done = subprocess.run(
+            ["make", "-n", target, "ONCE=1"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert command in done.stdout
+    assert os.access(ROOT / "examples" / "tour.ipynb", os.R_OK)
