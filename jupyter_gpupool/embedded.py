@@ -17,6 +17,8 @@ import fcntl
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,7 +29,6 @@ from jupyter_gpupool._http import Address, Call, Connection, PoolError, Trouble,
 from jupyter_gpupool.progress import Waiting
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Iterator
 
 #: Seconds that the processes of a pool have to leave by themselves, and then after SIGTERM.
@@ -215,18 +216,34 @@ def stop(*, keep_leases: bool = False) -> bool:
     Raises:
         PoolError: A process does not end, even by SIGKILL.
     """
-    if not processes():
+    if not processes() and (keep_leases or not _end_leftovers(directory())):
         return False
     with _alone() as folder, Waiting("Ending the pool on this machine"):
         if not keep_leases:
             _end_leases(folder)
         _end_processes(folder)
+        if not keep_leases:
+            _end_leftovers(folder)
     return True
+
+
+def _end_leftovers(folder: Path) -> bool:
+    """End what agents that were killed have left of leases; say whether there was something."""
+    nodes = [str(path.parent.parent) for path in folder.glob("*/leases/leases.json")]
+    if not nodes:
+        return False
+    command = [sys.executable, "-m", "jupyter_gpupool.node.leftovers", *nodes]
+    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+        said = subprocess.run(command, capture_output=True, timeout=STOP_S, check=True, cwd="/")
+        return int(said.stdout) > 0
+    return False
 
 
 def _end_leases(folder: Path) -> None:
     """Let the controller end all leases, the agents and itself."""
-    if "controller" not in processes():  # what it knows of leases is needed to end them
+    if (
+        processes().keys() != read(folder / "processes.json").keys()
+    ):  # each is needed to end its part of leases
         from jupyter_gpupool.embedded_start import Start
 
         with contextlib.suppress(PoolError):

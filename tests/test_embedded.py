@@ -93,6 +93,25 @@ def test_stopping_it_ends_leases_and_all_processes(own_folder):
     assert not (own_folder / "client.json").exists()
 
 
+def test_stopping_it_ends_the_leases_of_an_agent_that_was_killed(own_folder):
+    start()
+    with Pool(start=False) as pool:
+        lease = pool.request(gpus=1, timeout=60)
+        with lease.client() as client:
+            worker = client.submit(os.getpid).result(timeout=30)
+            scheduler = client.run_on_scheduler(os.getpid)
+    left = {pid: embedded.started_at(pid) for pid in (worker, scheduler)}
+    os.kill(embedded.processes()["node-1"], signal.SIGKILL)
+    wait_until(lambda: "node-1" not in embedded.processes())
+    assert embedded.stop()
+    assert [pid for pid, started in left.items() if embedded.started_at(pid) == started] == []
+    assert leaked(str(own_folder), 5) == []
+    assert not embedded.stop(), "there is nothing any more"
+    start()
+    with Pool(start=False) as pool:
+        assert pool.leases() == [], "the pool knows that it has ended"
+
+
 def test_it_ends_itself_after_a_while_without_leases(own_folder):
     start(idle_exit=1)
     wait_until(lambda: not embedded.processes(), 40)

@@ -27,7 +27,9 @@ from jupyter_gpupool.controller.records import StoreError
 from jupyter_gpupool.core.model import (
     DrainSlice,
     EndLease,
+    LeaseReleased,
     LeaseStarted,
+    LeaseState,
     NodeSilent,
     Notice,
     Notify,
@@ -137,10 +139,12 @@ class Controller:
             everything: Agents end their leases and themselves first; otherwise leases go on.
         """
         logger.info("The controller stops: %s", why)
-        self._run(self._stop(everything=everything))
+        self._run(self._stop(why, everything=everything))
 
-    async def _stop(self, *, everything: bool) -> None:
+    async def _stop(self, why: str, *, everything: bool) -> None:
         if everything:
+            with contextlib.suppress(StoreError):  # agents end what runs even so
+                self._release_all(why)
             for node in self.agents.nodes:
                 self.agents.tell(node, {"order": "leave"})
             with contextlib.suppress(TimeoutError):
@@ -148,6 +152,13 @@ class Controller:
                     while self.agents.nodes:
                         await self.changed(1)
         self.stopped.set()
+
+    def _release_all(self, why: str) -> None:
+        """Give back all leases, what waits first: the next start must not take them up again."""
+        over = (LeaseState.DRAINING, LeaseState.ENDED)
+        leases = [each for each in self.pool.leases.values() if each.state not in over]
+        for lease in sorted(leases, key=lambda each: each.state is not LeaseState.PENDING):
+            self.submit(LeaseReleased(now=self.clock.now(), cause="controller", lease=lease.id, why=why))
 
     def _run(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -1,0 +1,73 @@
+"""What an agent that is gone for good has left running is found by its list, and ended; nothing else is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jupyter_gpupool.node import guard, leftovers
+
+#: A process that ignores SIGTERM has been told so before it says that it is there.
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(99)"
+)
+
+
+@pytest.fixture
+def started():
+    """Start processes with a mark; they are gone after the test."""
+    children = []
+
+    def start(mark, code="print(1, flush=True); import time; time.sleep(99)"):
+        child = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, env={**os.environ, guard.MARK: mark}
+        )
+        children.append(child)
+        child.stdout.readline()
+        return child
+
+    yield start
+    for child in children:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+def write(folder, **more):
+    """Write an agent's list as the agent does."""
+    (folder / "leases").mkdir(exist_ok=True)
+    said = {"boot": guard.boot_id(), "agent": "0a1b2c3d", "run": str(folder / "run"), "entries": [], **more}
+    (folder / "leases" / "leases.json").write_text(json.dumps(said))
+
+
+def test_its_processes_are_ended_and_no_others(tmp_path, started, monkeypatch):
+    monkeypatch.setattr(guard.end, "__kwdefaults__", {**guard.end.__kwdefaults__, "grace_s": 0.5})
+    (tmp_path / "run").mkdir()
+    host, daemon, other = started("0a1b2c3d:x/0"), started("0a1b2c3d:x", STUBBORN), started("ffffffff:x/0")
+    unmarked = started("")
+    write(tmp_path, entries=[{"pid": unmarked.pid, "started": guard.started_at(unmarked.pid)}])
+    assert asyncio.run(leftovers.end(tmp_path)) >= 3
+    assert None not in [each.wait(10) for each in (host, daemon, unmarked)]
+    assert other.poll() is None
+    assert not (tmp_path / "run").exists()
+    assert asyncio.run(leftovers.end(tmp_path)) == 0
+
+
+@pytest.mark.parametrize("of", ["another boot", "another process", "no list", "a broken list"])
+def test_a_list_that_means_nothing_any_more_ends_nothing(tmp_path, started, of):
+    child = started("0a1b2c3d:x" if of == "another boot" else "")
+    write(tmp_path, **({"boot": "another"} if of == "another boot" else {}))
+    path = tmp_path / "leases" / "leases.json"
+    if of == "another process":
+        write(tmp_path, entries=[{"pid": child.pid, "started": guard.started_at(child.pid) - 1}])
+    elif of == "no list":
+        path.unlink()
+    elif of == "a broken list":
+        path.write_text("{")
+    assert asyncio.run(leftovers.end(tmp_path)) == 0
+    assert child.poll() is None
