@@ -31,11 +31,11 @@ from typing import Any
 #: GPUs of the lease that computes.
 GPUS = 3
 #: Seconds that work gets to leave a GPU, and where a task is in the way that is longer.
-DEADLINE_S, SHORT_S, LONG_TASK_S = 60.0, 2.0, 6.0
+DEADLINE_S, SHORT_S, LONG_TASK_S = 30.0, 2.0, 6.0
 #: Every so many-th time there is such a task.
 LONG_EVERY = 5
-#: Seconds that anything may take.
-WAIT_S = 90.0
+#: Seconds that anything may take, and the move of the work off one GPU beyond its deadline.
+WAIT_S, MOVE_S = 90.0, 45.0
 #: Rows and parts of a data frame, single tasks in a round, and different data.
 ROWS, PARTS, SINGLE, SEEDS = 2000, 8, 16, 4
 #: Bytes of a result, and results, of the worker that holds 1 GB.
@@ -394,7 +394,7 @@ class Mover:
 
     def until(self, so: Any, otherwise: str) -> Any:
         """Wait for something and return it."""
-        end = time.monotonic() + WAIT_S
+        end = time.monotonic() + MOVE_S
         while not (found := so()):
             if time.monotonic() > end:
                 raise MigrationError(otherwise)
