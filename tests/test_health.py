@@ -551,6 +551,17 @@ class TestEvidence:
         told = {each.device: each.verdict for each in bench.judge.opinions(bench.now)}
         assert told == {bench.name(1): GONE, bench.name(2): WATCH}
 
+    def test_a_pool_that_only_observes_shows_what_it_sees_and_touches_nothing(self):
+        bench = Bench(Thresholds(observe=1))
+        bench.xid(79, 0)
+        bench.xid(31, 1, by=["ann"])
+        bench.xid(94, 2)
+        bench.read(3, error="GPU_IS_LOST")
+        assert [bench.verdict(gpu) for gpu in range(4)] == [WATCH] * 4
+        assert bench.worst() is WATCH
+        assert "fallen off the bus" in bench.changes[0].sentence
+        assert not any(bench.judge.failed_just_now(bench.name(gpu), bench.now) for gpu in range(4))
+
     def test_every_rule_has_a_sentence_and_a_name_of_its_own(self):
         assert len({rule.name for rule in RULES}) == len(RULES)
         assert all(rule.says.endswith(".") for rule in RULES)

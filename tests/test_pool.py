@@ -23,10 +23,12 @@ from jupyter_gpupool.core.model import (
     NodeLost,
     NodeSilent,
     Notice,
+    Notify,
     Project,
     Reason,
     RefuseRequest,
     RequestWithdrawn,
+    SliceDrained,
     SliceFailed,
     SliceFreed,
     SliceStarted,
@@ -305,6 +307,20 @@ class TestMigration:
         world.send(Uncordoned, target="node-1")
         world.ask("c", count=4)
         assert world.state("c") == "active"
+
+    @pytest.mark.parametrize("many", [1, 10, 12])
+    def test_what_the_deadline_cut_off_is_counted_and_named_to_the_owner(self, world, many):
+        world.ignore = {DrainSlice}
+        world.ask("a", count=1)
+        world.send(Cordoned, target="node-1", why="new driver", drain=True)
+        keys = tuple(f"key-{n}" for n in range(many))
+        out = world.send(SliceDrained, slice="a/0", forced=keys, lost=("table",))
+        [told] = [each for each in out if isinstance(each, Notify)]
+        assert f"{many} running tasks were cut off" in told.sentence
+        assert "key-0" in told.sentence
+        assert told.sentence.endswith("; lost for good: table.")
+        assert ("and 2 more" in told.sentence) == (many == 12)
+        assert json.loads(told.data) == {"forced": list(keys), "lost": ["table"]}
 
 
 class TestNodes:
