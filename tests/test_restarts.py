@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -123,3 +124,16 @@ def test_a_contained_memory_error_costs_a_process_and_no_task(lease, client, tmp
     lease.node.obey("verdict", device=suspect["device"], **answer)
     assert hit.result(timeout=LONGEST) != before
     assert client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.tasks[hit.key].suspicious) == 0
+
+
+def test_a_worker_that_cannot_be_started_again_ends_its_host_and_holds_no_gpu(tmp_path):
+    node = Node(tmp_path)
+    node.start()
+    try:
+        lease = Lease(node, "orphan")
+        for pid in node.leases._processes._launchers.forkservers():
+            os.kill(pid, signal.SIGKILL)  # and with it the worker's tie to its host
+        assert "its process ended" in node.wait_failed("slice_failed", slice=lease.parts[0].id)["why"]
+        lease.end()
+    finally:
+        node.stop()

@@ -156,6 +156,10 @@ class _Host:
                 if nanny.is_alive():
                     return  # it was killed for a restart, and the next one has begun meanwhile
             await restart(exitcode)
+            if not nanny.is_alive() and not self._stopped.is_set():
+                # Its forkserver may be gone. A host without a worker would hold its GPU for nothing.
+                logger.error("no worker could be started again: this host ends, for another to be started")
+                os._exit(1)  # a Nanny that failed to start a worker cannot be closed either
 
         nanny._on_worker_exit = on_exit  # noqa: SLF001 - as above
 
