@@ -148,7 +148,8 @@ class Way:
     async def _read(self) -> None:
         try:
             while True:
-                self.inbox.put((self, await self._comm.read()))
+                message = await self._comm.read()
+                self.inbox.put((self, message))  # the inbox of now: each cell has its own
                 while self.inbox.qsize() > _AHEAD:  # noqa: ASYNC110 - the other side of the queue is a thread
                     await asyncio.sleep(0.002)
         except OSError:

@@ -13,7 +13,7 @@ import queue
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jupyter_gpupool import checkpoint, commands
 from jupyter_gpupool._cells import Message, Places, Unreachable, Way
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from jupyter_gpupool.client import Lease
     from jupyter_gpupool.magic import GPUPool
 
+E = TypeVar("E", bound=BaseException)
 PROG = "%%gpupool"
 #: Seconds to wait for a slice that is being replaced.
 APPEAR = 60.0
@@ -528,7 +529,9 @@ def _lost(lease: Lease, place: int, why: str) -> NamespaceLost:
         "The next cell there finds none; what `gpupool.checkpoint(name=object)` in a cell keeps can be "
         "brought back."
     )
-    error = NamespaceLost(f"The variables of the cells on this slice are gone: {why}. {words or empty}")
+    error = NamespaceLost(
+        f"The variables of the cells on this slice are gone: {why.rstrip('.')}. {words or empty}"
+    )
     return _shown_as(error, [f"\x1b[31mNamespaceLost\x1b[0m: {error}"])
 
 
@@ -536,7 +539,7 @@ def _raised(errors: dict[int, Message]) -> BaseException:
     """Make the cell's error: named as it was there, shown as it was shown there."""
     first = next(iter(errors.values()))
     base = KeyboardInterrupt if first["name"] == "KeyboardInterrupt" else RemoteError
-    error = type(first["name"], (base,), {"__module__": __name__})(first["value"])
+    error: BaseException = type(first["name"], (base,), {"__module__": __name__})(first["value"])
     lines: list[str] = []
     for place, each in errors.items():
         lines += [f"[{place}]"] if len(errors) > 1 else []
@@ -544,6 +547,6 @@ def _raised(errors: dict[int, Message]) -> BaseException:
     return _shown_as(error, lines)
 
 
-def _shown_as(error: Any, lines: list[str]) -> Any:
-    error._render_traceback_ = lambda: lines  # IPython's hook
+def _shown_as(error: E, lines: list[str]) -> E:
+    error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]  # IPython's hook
     return error

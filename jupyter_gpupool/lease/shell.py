@@ -25,12 +25,12 @@ from traitlets.config import Config
 from jupyter_gpupool.core.faults import SUSPECT, classify_error
 from jupyter_gpupool.lease import process
 from jupyter_gpupool.lease.shell_line import Line, Message, pieces
-from jupyter_gpupool.lease.shell_output import Hook, Publisher, take_over
+from jupyter_gpupool.lease.shell_output import Hook, Outside, Publisher
 from jupyter_gpupool.lease.shell_space import Space, gathered
 
 if TYPE_CHECKING:
     import socket
-    from types import FrameType
+    from types import FrameType, TracebackType
 
 #: matplotlib draws into the notebook, as it does in a kernel.
 _BACKEND = "module://matplotlib_inline.backend_inline"
@@ -46,6 +46,13 @@ class LeaseShell(InteractiveShell):
     displayhook_class = Type(Hook)
     display_pub_class = Type(Publisher)
     line: Line
+
+    def showtraceback(self, exc_tuple: Any = None, *arguments: Any, **options: Any) -> None:
+        """Show an error, without what this process adds to an interrupt's traceback."""
+        kind, error, trace = exc_tuple or sys.exc_info()
+        if kind is not None and error is not None and isinstance(error, KeyboardInterrupt):
+            exc_tuple = (kind, error, _without_handler(trace))
+        super().showtraceback(exc_tuple, *arguments, **options)
 
     def _showtraceback(self, etype: type[BaseException], evalue: BaseException, stb: list[str]) -> None:
         self.line.say({"say": "error", "name": etype.__name__, "value": _text(evalue), "traceback": stb})
@@ -76,7 +83,8 @@ class _Cells:
         self._spec = spec
         self._line = line
         self._running = False
-        _log_to(take_over(line))
+        self._outside = Outside(line)
+        _log_to(self._outside.log)
         for name in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(name, signal.SIG_DFL)
         _work_where_the_worker_does(spec["options"].get("environment") or {})
@@ -88,12 +96,13 @@ class _Cells:
         """Run what the host sends."""
         self._line.say({"say": "ready", "python": sys.version.split()[0]})
         while True:
-            signal.signal(signal.SIGINT, self._interrupt)  # a cell may have set its own
+            signal.signal(signal.SIGINT, self.on_interrupt)  # a cell may have set its own
             order = self._line.heard.get()
             if order["do"] == "run":
                 self._line.say({"say": "done", **self._run(order)})
 
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+    def on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        """Raise an interrupt in the cell, if one runs."""
         del number, frame
         if self._running:  # else the cell has ended in the same moment
             self._line.say({"say": "interrupted"})
@@ -111,6 +120,7 @@ class _Cells:
         except BaseException as failure:  # noqa: BLE001 - KeyboardInterrupt included: this process goes on
             error = failure
             self._shell._showtraceback(type(failure), failure, _plain_traceback(failure))  # noqa: SLF001 - ours
+        self._outside.flush()
         told: Message = {"ok": error is None}
         if error is not None and (fault := classify_error(error)) in SUSPECT:
             told.update(fault=fault.value, error=f"{type(error).__name__}: {_text(error)}"[:1000])
@@ -200,6 +210,16 @@ def _log_to(descriptor: int) -> None:
         for handler in logging.getLogger(name).handlers:
             if isinstance(handler, logging.StreamHandler):
                 handler.setStream(log)
+
+
+def _without_handler(trace: TracebackType | None) -> TracebackType | None:
+    """Leave out the last step of an interrupt's traceback: the handler of the signal."""
+    last = before = trace
+    while last is not None and last.tb_next is not None:
+        last, before = last.tb_next, last
+    if before is not None and last is not None and last.tb_frame.f_code is _Cells.on_interrupt.__code__:
+        before.tb_next = None
+    return trace
 
 
 def _plain_traceback(error: BaseException) -> list[str]:

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distributed.core import Status
@@ -51,7 +52,8 @@ class CellServer:
         self._starting = asyncio.Lock()
         #: Why the last shell has ended.
         self._why = ""
-        self._visit: _Visit | None = None
+        self._cell: _Cell | None = None
+        self._ending: set[asyncio.Task[None]] = set()
         nanny.handlers["gpupool_cells"] = self._serve
 
     async def close(self) -> None:
@@ -84,7 +86,7 @@ class CellServer:
 
     async def run(self, visit: _Visit, order: Message) -> None:
         """Run a notebook's cell when it is its turn."""
-        if self._turn.locked():
+        if self._cell is not None and self._cell.visit is not visit:
             await visit.say({"say": "waits"})
         async with self._turn:
             shell = await self.shell()
@@ -92,42 +94,42 @@ class CellServer:
                 await visit.welcome(shell, self._why)
                 await visit.say({"say": "lost", "why": self._why or "it was started anew"})
                 return
-            self._visit, shell.fresh, visit.over = visit, False, asyncio.Event()
-            await shell.send(order)
-            await visit.say({"say": "begins"})  # what the cell is sent comes after the cell
+            cell = self._cell = _Cell(visit, shell)
+            shell.fresh = False
+            keeping = asyncio.create_task(self._keep(visit))
             try:
-                await self._attend(visit, shell)
+                await shell.send(order)
+                await visit.say({"say": "begins"})  # what the cell is sent comes after the cell
+                await cell.over.wait()
             finally:
-                self._visit = None
+                keeping.cancel()
+                self._cell = None
+            if cell.spoilt:
+                shell.why = cell.spoilt
+                await asyncio.shield(shell.end())
 
-    async def _attend(self, visit: _Visit, shell: ShellProcess) -> None:
-        """Wait until a cell has ended; who is waited for keeps the lease from counting as idle."""
-        while not visit.over.is_set():
-            if not visit.gone:
-                with contextlib.suppress(OSError, TimeoutError):
-                    await asyncio.wait_for(self._nanny.scheduler.gpupool_touch(), PATIENCE)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(visit.over.wait(), _TOUCH)
-        if visit.spoilt:
-            shell.why = visit.spoilt
-            await shell.end()
+    async def _keep(self, visit: _Visit) -> None:
+        """Have a lease count as used for as long as somebody waits for a cell on it."""
+        while not visit.gone:
+            with contextlib.suppress(OSError, TimeoutError):
+                await asyncio.wait_for(self._nanny.scheduler.gpupool_touch(), PATIENCE)
+            await asyncio.sleep(_TOUCH)
 
     async def _hear(self, message: Message) -> None:
         """Pass on what the shell says."""
-        visit = self._visit
-        if visit is None:
+        cell = self._cell
+        if cell is None:
             return  # a process that a cell has left running goes on talking
         if message["say"] == "interrupted":
-            visit.noticed.set()
-        elif message["say"] == "done":
-            if "fault" in message:
-                visit.spoilt = await self._judge(message)
-            await visit.say(message)
-            if visit.spoilt:
-                await visit.say({"say": "lost", "why": visit.spoilt})
-            visit.over.set()
-        else:
-            await visit.say(message)
+            cell.noticed.set()
+            return
+        if "fault" in message:
+            cell.spoilt = await self._judge(message)
+        await cell.visit.say(message)
+        if message["say"] == "done":
+            if cell.spoilt:
+                await cell.visit.say({"say": "lost", "why": cell.spoilt})
+            cell.over.set()
 
     async def _judge(self, message: Message) -> str:
         """Have the node look at the device after an error that may be the GPU's, as a task's error has it."""
@@ -140,32 +142,56 @@ class CellServer:
 
     def _lost(self, shell: ShellProcess, why: str) -> None:
         """Note that a shell has ended."""
-        if self._shell is not shell:
-            return
-        visit = self._visit
         self._why = shell.why or why
         logger.warning("the namespace of the slice's cells is gone: %s", self._why)
-        if visit is not None and not visit.over.is_set():
-            visit.tell({"say": "lost", "why": self._why})
-            visit.over.set()
+        cell = self._cell
+        if cell is not None and cell.shell is shell and not cell.over.is_set():
+            cell.visit.tell({"say": "lost", "why": self._why})
+            cell.over.set()
 
     def interrupt(self, visit: _Visit) -> bool:
         """Interrupt a notebook's cell if that is what runs."""
-        if self._visit is not visit or self._shell is None:
+        cell = self._cell
+        if cell is None or cell.visit is not visit:
             return False
-        self._shell.signal(signal.SIGINT)
+        cell.noticed.clear()
+        cell.shell.signal(signal.SIGINT)
+        task = asyncio.create_task(_insist(cell))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
         return True
-
-    def kill(self, visit: _Visit, why: str) -> None:
-        """End the shell in which a notebook's cell runs."""
-        if self._visit is visit and self._shell is not None:
-            self._shell.why = why
-            visit.tasks.append(asyncio.create_task(self._shell.end()))
 
     async def pass_on(self, visit: _Visit, message: Message) -> None:
         """Send the running cell what it waits for."""
-        if self._visit is visit and self._shell is not None:
-            await self._shell.send(message)
+        cell = self._cell
+        if cell is not None and cell.visit is visit:
+            await cell.shell.send(message)
+
+
+@dataclass
+class _Cell:
+    """The cell that runs."""
+
+    visit: _Visit
+    shell: ShellProcess
+    #: It has ended; Python has noticed an interrupt.
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    noticed: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Why the shell cannot be used after it.
+    spoilt: str = ""
+
+
+async def _insist(cell: _Cell) -> None:
+    """End a shell whose C code does not let Python notice an interrupt."""
+    ends = [asyncio.create_task(each.wait()) for each in (cell.noticed, cell.over)]
+    done, _ = await asyncio.wait(ends, timeout=UNHEARD, return_when=asyncio.FIRST_COMPLETED)
+    for each in ends:
+        each.cancel()
+    if not done:
+        cell.shell.why = (
+            f"C code in the cell did not react to an interrupt within {UNHEARD:g} s and was ended"
+        )
+        await cell.shell.end()
 
 
 class _Visit:
@@ -175,12 +201,8 @@ class _Visit:
         self._comm = comm
         self._cells = cells
         self._running: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self.gone = False
-        self.tasks: list[asyncio.Task[None]] = []
-        #: The cell has ended; Python has noticed the interrupt.
-        self.over, self.noticed = asyncio.Event(), asyncio.Event()
-        #: Why the shell cannot be used after this cell.
-        self.spoilt = ""
 
     async def welcome(self, shell: ShellProcess, why: str) -> None:
         """Say whose namespace this is."""
@@ -190,10 +212,9 @@ class _Visit:
     async def obey(self, message: Message) -> None:
         """Do what the notebook says."""
         do = message.get("do")
-        if do == "run" and (self._running is None or self._running.done()):
-            self.over, self.noticed = asyncio.Event(), asyncio.Event()
-            self.spoilt = ""
+        if do == "run":
             self._running = asyncio.create_task(self._cells.run(self, message))
+            self._tasks.add(self._running)
             self._running.add_done_callback(self._failed)
         elif do == "interrupt":
             await self._interrupt()
@@ -210,33 +231,29 @@ class _Visit:
 
     def tell(self, message: Message) -> None:
         """Say something where nobody can wait."""
-        self.tasks.append(asyncio.create_task(self.say(message)))
+        task = asyncio.create_task(self.say(message))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def leave(self) -> None:
         """Have the cell of a notebook that is gone stop."""
         if not self.gone:
             self.gone = True
-            self.tasks.append(asyncio.create_task(self._interrupt()))
+            self._withdraw()
 
     async def _interrupt(self) -> None:
-        if self._cells.interrupt(self):
-            self.noticed.clear()
-            self.tasks.append(asyncio.create_task(self._insist(self.over)))
-        elif self._running is not None and not self._running.done():
-            self._running.cancel()  # it waits for its turn
-            await self.say({"say": "done", "ok": False, "withdrawn": True})
+        if self._withdraw():
+            await self.say({"say": "done", "ok": False})
 
-    async def _insist(self, over: asyncio.Event) -> None:
-        """End a shell whose C code does not let Python notice an interrupt."""
-        ends = [asyncio.create_task(each.wait()) for each in (self.noticed, over)]
-        done, _ = await asyncio.wait(ends, timeout=UNHEARD, return_when=asyncio.FIRST_COMPLETED)
-        for each in ends:
-            each.cancel()
-        if not done:
-            why = f"the cell's C code did not react to an interrupt within {UNHEARD:g} s, and was ended"
-            self._cells.kill(self, why)
+    def _withdraw(self) -> bool:
+        """Interrupt the cell; True if it still waits for its turn, and now does not any more."""
+        if self._cells.interrupt(self) or self._running is None or self._running.done():
+            return False
+        self._running.cancel()
+        return True
 
     def _failed(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("a cell could not be run", exc_info=error)
             self.tell({"say": "lost", "why": str(error)})

@@ -7,8 +7,10 @@ Rule 2: a widget cannot live without its kernel; of one only the text is shown.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import select
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 #: What only a kernel that has the other end of it can show.
 _WIDGET = "application/vnd.jupyter.widget-view+json"
+_STANDARD = ((1, "stdout"), (2, "stderr"))
+#: Bytes that a pipe holds.
+_PIPE = 2**16
 
 
 class Stream(io.TextIOBase):
@@ -58,25 +63,44 @@ class Stream(io.TextIOBase):
         return self._descriptor
 
 
-def take_over(line: Line) -> int:
-    """Have all that this process and its children write said on the line, and return where its log is.
+class Outside:
+    """What C code and other programs write to this process's own standard streams.
 
     Args:
         line: To the host.
     """
-    log = os.dup(2)
-    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._lock = threading.Lock()
+        #: Where what is no cell's is logged.
+        self.log = os.dup(2)
+        self._reading = {self._take_over(descriptor): name for descriptor, name in _STANDARD}
+        sys.stdout, sys.stderr = (Stream(line, name, descriptor) for descriptor, name in _STANDARD)
+        threading.Thread(target=self._watch, name="gpupool-out", daemon=True).start()
+
+    def flush(self) -> None:
+        """Say what has been written so far, before a cell is said to be done."""
+        for descriptor in self._reading:
+            self._pass_on(descriptor)
+
+    def _take_over(self, descriptor: int) -> int:
         reading, writing = os.pipe()
+        os.set_blocking(reading, False)
         os.dup2(writing, descriptor)
         os.close(writing)
-        threading.Thread(target=_watch, args=(line, reading, name), name="gpupool-out", daemon=True).start()
-    sys.stdout, sys.stderr = Stream(line, "stdout", 1), Stream(line, "stderr", 2)
-    return log
+        return reading
 
+    def _watch(self) -> None:
+        while True:
+            ready, _, _ = select.select(list(self._reading), [], [])
+            for descriptor in ready:
+                self._pass_on(descriptor)
 
-def _watch(line: Line, reading: int, name: str) -> None:
-    while data := os.read(reading, 2**16):
-        line.say({"say": "stream", "name": name, "text": data.decode(errors="replace")})
+    def _pass_on(self, descriptor: int) -> None:
+        with self._lock, contextlib.suppress(BlockingIOError):
+            text = os.read(descriptor, _PIPE).decode(errors="replace")
+            self._line.say({"say": "stream", "name": self._reading[descriptor], "text": text})
 
 
 class Publisher(DisplayPublisher):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Seconds that it has to start, and to end by itself.
 _START, _END = 60.0, 2.0
+#: Seconds for its last words to arrive.
+_LAST = 1.0
 #: Bytes that the host reads ahead.
 _AHEAD = 2**20
 
@@ -40,7 +42,7 @@ class ShellProcess:
         self._process: Any = None
         self._handle = -1
         self._writer: asyncio.StreamWriter
-        self._listening: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._gone = asyncio.Event()
 
     async def start(self, spec: dict[str, Any]) -> None:
@@ -69,7 +71,7 @@ class ShellProcess:
             await self.end()
             raise OSError("the shell did not start; `gpupool logs` of the lease shows what it wrote")
         self.python = ready.get("python", "")
-        self._listening = asyncio.create_task(self._listen(reader))
+        self._watching = asyncio.create_task(self._watch(asyncio.create_task(self._listen(reader))))
 
     @property
     def alive(self) -> bool:
@@ -95,14 +97,21 @@ class ShellProcess:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._gone.wait(), _END)
                 break
-        if self._listening is not None:
-            self._listening.cancel()
+        if self._watching is not None:
+            await asyncio.shield(self._watching)
         self._writer.close()
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while (message := await read(reader)) is not None:
             await self._hear(message)
-        await self._gone.wait()  # what it said last has been heard by now
+
+    async def _watch(self, listening: asyncio.Task[None]) -> None:
+        """Say that it has ended, after what it has said last."""
+        await self._gone.wait()
+        # What it has forked may hold the line open for ever.
+        await asyncio.wait({listening}, timeout=_LAST)
+        listening.cancel()
+        self._writer.close()
         self._ended(await self._why())
 
     def _on_gone(self) -> None:
