@@ -96,6 +96,7 @@ _DEVICE = {
     "model": TEXT,
     "memory": WHOLE,
     "mig": FLAG,
+    "profiles": many(TEXT),
     "verdict": words(Verdict),
     "verdict_sentence": TEXT,
     "flags": many(TEXT),

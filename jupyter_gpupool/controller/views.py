@@ -13,7 +13,8 @@ import zlib
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpupool.core.model import WHOLE, LeaseState, Verdict
+from jupyter_gpupool.core.mig import geometry_of, plain
+from jupyter_gpupool.core.model import WHOLE, Instance, LeaseState, Verdict
 from jupyter_gpupool.core.state import NodeState
 
 if TYPE_CHECKING:
@@ -163,6 +164,7 @@ def _device(
         "model": device.model,
         "memory": device.memory,
         "mig": device.mig,
+        "profiles": _profiles(device),
         "verdict": record.verdict.value,
         "verdict_sentence": record.sentence,
         "flags": [*barred, *(["probation"] if record.probation else [])],
@@ -172,6 +174,16 @@ def _device(
         "free_milli": 0 if barred else WHOLE - used,
         "reading": _reading(face, device),
     }
+
+
+def _profiles(device: Device) -> list[str]:
+    """Return the MIG profiles that can be asked for of a device, the smallest first."""
+    if not device.mig:
+        return []
+    geometry = geometry_of(device) if device.mig_managed else None
+    offered = plain(geometry) if geometry else device.instances
+    sizes = {each.profile if isinstance(each, Instance) else each.name: each.size for each in offered}
+    return sorted(sizes, key=lambda name: (sizes[name], name))
 
 
 def _part(lease: Lease, slice_: Slice) -> dict[str, Any]:

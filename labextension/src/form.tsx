@@ -80,11 +80,9 @@ export function asRequest(draft: IDraft): Request {
   return what;
 }
 
-/** The MIG profiles that are known of the pool: what its devices are cut into now. */
+/** The MIG profiles that can be asked for. */
 export function profiles(devices: readonly Device[]): string[] {
-  const offered = devices.flatMap(each => (each as { profiles?: string[] }).profiles ?? []);
-  const used = devices.flatMap(each => each.parts.map(part => part.profile));
-  return [...new Set([...offered, ...used])].filter(Boolean).sort();
+  return [...new Set(devices.flatMap(each => each.profiles))];
 }
 
 /** The panel. */

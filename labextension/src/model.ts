@@ -248,8 +248,11 @@ export class PoolModel extends VDomModel implements IPoolModel {
     const rows = new Map(all ? [] : this._devices.map(each => [each.uuid, each]));
     answer.devices.forEach(each => rows.set(each.uuid, each));
     answer.gone.forEach(uuid => rows.delete(uuid));
+    // A device that has changed stays where it is; only new ones have to be put in their place.
+    const sorted = !all && answer.devices.every(each => this._places.has(each.uuid));
     if (all || answer.devices.length || answer.gone.length) {
-      this._devices = [...rows.values()].sort(byPlace);
+      this._devices = sorted ? [...rows.values()] : [...rows.values()].sort(byPlace);
+      this._places = new Set(rows.keys());
     }
     this._sequence = answer.sequence;
     this._known.add('devices');
@@ -325,6 +328,8 @@ export class PoolModel extends VDomModel implements IPoolModel {
   private _pool: Pool | null = null;
   private _stand: IStand | null = null;
   private _devices: Device[] = [];
+  /** Which devices are in the list. */
+  private _places = new Set<string>();
   private _leases: Lease[] = [];
   private _everyone: Lease[] = [];
   private _queue: Waiting[] = [];
@@ -353,12 +358,12 @@ export class PoolModel extends VDomModel implements IPoolModel {
 
 const READERS = PoolModel.readers;
 
-/** Devices are in the order of their nodes, then of their indexes. */
+/** Devices are in the order of their nodes, as people count them, then of their indexes. */
 function byPlace(one: Device, other: Device): number {
-  return one.node === other.node
-    ? one.index - other.index
-    : one.node.localeCompare(other.node, undefined, { numeric: true });
+  return one.node === other.node ? one.index - other.index : BY_NUMBER.compare(one.node, other.node);
 }
+
+const BY_NUMBER = new Intl.Collator(undefined, { numeric: true });
 
 export namespace PoolModel {
   /** What a model is made of. */

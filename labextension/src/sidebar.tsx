@@ -27,16 +27,14 @@ export class View extends ReactWidget {
   constructor(
     private _props: IViewProps,
     private _topics: Topic[],
-    private _draw: (props: IViewProps) => JSX.Element
+    private _view: (props: IViewProps) => JSX.Element
   ) {
     super();
     this.addClass('jp-gpupool-View');
   }
 
   override render(): JSX.Element {
-    return (
-      <UseSignal signal={this._props.model.stateChanged}>{() => this._draw({ ...this._props })}</UseSignal>
-    );
+    return <UseSignal signal={this._props.model.stateChanged}>{() => this._draw()}</UseSignal>;
   }
 
   override dispose(): void {
@@ -66,8 +64,19 @@ export class View extends ReactWidget {
     super.onBeforeDetach(message);
   }
 
+  /** Draw what is seen; what is not stays as it was, so that it costs nothing and a form keeps what was typed. */
+  private _draw(): JSX.Element {
+    if (this._watch || !this._drawn) {
+      this._drawn = this._view({ ...this._props });
+    }
+    return this._drawn;
+  }
+
   private _start(): void {
-    this._watch ??= this._props.model.watch(...this._topics);
+    if (!this._watch) {
+      this._watch = this._props.model.watch(...this._topics);
+      this.update();
+    }
   }
 
   private _stop(): void {
@@ -76,6 +85,7 @@ export class View extends ReactWidget {
   }
 
   private _watch: IDisposable | null = null;
+  private _drawn: JSX.Element | null = null;
 }
 
 /** The sections, from top to bottom. */

@@ -40,6 +40,7 @@ export interface Devices {
     model: string;
     memory: number;
     mig: boolean;
+    profiles: string[];
     verdict: 'fine' | 'watch' | 'restart_worker' | 'retire_soon' | 'evacuate' | 'gone';
     verdict_sentence: string;
     flags: string[];

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from playwright.sync_api import expect
 
 from jupyter_gpupool import embedded
@@ -180,11 +179,10 @@ def test_it_is_where_people_look(sidebar: Sidebar, pool):
     page.wait_for_function(KERNEL_READY, timeout=WAIT_MS)
     button = page.locator(".jp-NotebookPanel-toolbar").get_by_role("button", name="Request GPUs")
     expect(button).to_be_visible()
-    rank = page.evaluate("jupyterapp.commands.hasCommand('jupyter-gpupool:extend-lease')")
-    assert rank
     page.evaluate("void jupyterapp.commands.execute('apputils:activate-command-palette')")
-    page.locator("#modal-command-palette input, .lm-CommandPalette-input").first.fill("gpu pool")
-    expect(page.locator(".lm-CommandPalette-item", has_text="Release a lease")).to_be_visible()
+    page.locator("#modal-command-palette .lm-CommandPalette-input").fill("release a lease")
+    found = page.locator("#modal-command-palette .lm-CommandPalette-item", has_text="Release a lease")
+    expect(found.first).to_be_visible()
     page.keyboard.press("Escape")
 
 
@@ -233,18 +231,3 @@ def test_by_keyboard_alone(sidebar: Sidebar, pool):
     expect(page.get_by_role("dialog")).to_be_visible()
     page.keyboard.press("Enter")
     expect(card).to_have_count(0)
-
-
-@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
-def test_nothing_is_in_the_way_of_anybody(sidebar: Sidebar, pool, theme: str):
-    """axe-core finds no violation in any section, in either theme."""
-    from tests.browser.axe import violations
-
-    pool.request(gpus=1, name="mine")
-    pool.request(gpus=8, name="waits", wait=False)
-    sidebar.theme(theme)
-    for name in ("My leases", "Request GPUs", "Pool", "Queue", "History", "Health"):
-        sidebar.only(name)
-        sidebar.page.wait_for_timeout(700)
-        found = violations(sidebar.page, "#jp-gpupool-sidebar")
-        assert not found, (name, found)
