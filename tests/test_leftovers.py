@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 
 from jupyter_gpupool.node import guard, leftovers
+from jupyter_gpupool.node.leases import Leases
 
 #: A process that ignores SIGTERM has been told so before it says that it is there.
 STUBBORN = (
@@ -71,3 +73,27 @@ def test_a_list_that_means_nothing_any_more_ends_nothing(tmp_path, started, of):
         path.write_text("{")
     assert asyncio.run(leftovers.end(tmp_path)) == 0
     assert child.poll() is None
+
+
+@pytest.mark.parametrize("trouble", ["its folder was deleted", "the disk is full"])
+def test_an_agent_that_cannot_write_its_list_still_ends_what_it_is_told_to(tmp_path, trouble, monkeypatch):
+    async def go():
+        reports = []
+        leases = Leases(tmp_path / "agent", reports.append, scratch=str(tmp_path))
+        if trouble == "its folder was deleted":
+            shutil.rmtree(tmp_path / "agent")
+        else:
+            monkeypatch.setattr(leases._table, "save", full)
+        await leases.obey({"order": "stop_slice", "lease": "x", "slice": "x/0"})
+        async with asyncio.timeout(20):
+            while not reports:  # noqa: ASYNC110 - a thread's work is awaited
+                await asyncio.sleep(0.02)
+        monkeypatch.undo()
+        await leases.close(keep=False)
+        return reports
+
+    assert [each["report"] for each in asyncio.run(go())] == ["slice_freed"]
+
+
+def full():
+    raise OSError(28, "No space left on device")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import re
 import secrets
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_gpupool.node.guard import Identity, boot_id
+
+logger = logging.getLogger(__name__)
 
 #: How a lease process fares: it is being started, works, has failed or ended, or is to end.
 STARTING, RUNNING, FAILED, STOPPING = "starting", "running", "failed", "stopping"
@@ -99,11 +102,19 @@ class Table:
             "run": str(self.run),
             "entries": [asdict(each) for each in self.entries.values()],
         }
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have deleted it
         new = self._path.with_suffix(".new")
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             json.dump(data, file)
         new.replace(self._path)
+
+    def note(self) -> None:
+        """Write the file if that can be done: a disk that is full keeps no process from being ended."""
+        try:
+            self.save()
+        except OSError as error:
+            logger.error("%s cannot be written: %s", self._path, error)  # noqa: TRY400 - the sentence says it all
 
     def mark(self, key: str) -> str:
         """Answer with the mark of a lease process and all that it starts."""

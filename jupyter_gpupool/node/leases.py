@@ -277,7 +277,7 @@ class Leases:
                 return  # it is being ended already
             entry.state = STOPPING
             self._table.entries[key] = entry
-            self._table.save()
+            self._table.note()
         await self._end(entry)
 
     # ----------------------------------------------------------------------------------- starting one process
@@ -337,7 +337,7 @@ class Leases:
         """Note that a process works, and say so each time it connects: a former agent may not have."""
         if (entry.state, entry.said) != (RUNNING, said):
             entry.state, entry.said = RUNNING, said
-            self._table.save()
+            self._table.note()
         self._say_running(entry)
 
     def _pass_on(self, entry: Entry, message: dict[str, Any]) -> None:
@@ -357,7 +357,7 @@ class Leases:
 
     def _fail(self, entry: Entry, why: str) -> None:
         begun, entry.state = entry.state == RUNNING, FAILED
-        self._table.save()
+        self._table.note()
         if entry.is_scheduler:
             self._report({"report": "scheduler_failed", "lease": entry.lease, "why": why})
             if not begun:  # the pool gives such a lease up, and does not ask for its end
@@ -371,10 +371,14 @@ class Leases:
         """End all processes of a slice or of a scheduler, and say so when they have been seen gone."""
         await self._processes.end(entry)
         said = self._processes.tail(entry)
-        await asyncio.to_thread(self._logs.keep, safe_name(entry.lease), [{"name": entry.name, "text": said}])
+        try:
+            kept = [{"name": entry.name, "text": said}]
+            await asyncio.to_thread(self._logs.keep, safe_name(entry.lease), kept)
+        except OSError as error:  # the slice is free all the same
+            logger.warning("what %s said cannot be kept: %s", entry.key, error)
         self._table.entries.pop(entry.key, None)
         self._locks.pop(entry.key, None)
-        self._table.save()
+        self._table.note()
         await asyncio.to_thread(self._processes.remove_folder, entry.lease)
         if entry.is_scheduler:
             self._report({"report": "lease_freed", "lease": entry.lease})
