@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import signal
 import ssl
@@ -279,6 +280,31 @@ def test_a_shuffle_survives_a_worker_that_leaves(lease, client, tmp_path, mode):
     if mode == "finish":
         assert report["forced"] == []
         assert sorted(map(int, trace.read_text().split())) == list(range(40))
+
+
+def test_a_shuffle_that_the_deadline_cuts_off_is_named_in_full(lease, client, tmp_path):
+    """A task that is too long keeps a shuffle from ending: all that this one costs is named."""
+    before, during, begun = (tmp_path / name for name in ("before", "during", "begun"))
+    names = [each.id for each in lease.parts]
+    first = [client.submit(square, x, file=before, workers=names[:1], key=f"first-{x}") for x in range(8)]
+    wait(first, timeout=LONGEST)
+    frame = shuffled(client, during)
+    deadline = time.monotonic() + LONGEST
+    while not client.run_on_scheduler(shuffles_under_way):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    long = client.submit(square, 9, 4.0, file=begun, workers=names[:1], key="long", priority=10)
+    while not begun.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    forced = lease.drain(0, "finish", 1_500)["forced"]
+    assert long.key in forced
+    assert client.gather([long, *first]) == [81, *(x * x for x in range(8))]
+    assert len(frame) == 40 * 200
+    again = [x for x, times in collections.Counter(before.read_text().split()).items() if times > 1]
+    assert {f"first-{x}" for x in again} <= set(forced)
+    runs = collections.Counter(during.read_text().split())
+    assert sum(times - 1 for times in runs.values()) <= len(forced)
 
 
 # ---------------------------------------------------------------------------------------------- what is said

@@ -88,7 +88,10 @@ def measured(count: int, kind: str, seed: int) -> dict[str, Any]:
         load.start()
         try:
             for nth in range(count):
+                rounds = load.rounds
                 mover.migrate(nth)
+                # GPUs that fail faster than a shuffle can begin anew would show nothing but that.
+                mover.until(lambda: load.rounds > rounds, "the load makes no progress")  # noqa: B023 - used at once
         except MigrationError as error:
             print(f"given up: {error}", file=sys.stderr)
         finally:
