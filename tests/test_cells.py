@@ -7,6 +7,7 @@ import signal
 import stat
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -59,6 +60,9 @@ def lasting(shared_pool, shell):
 def here(lasting, shell):
     shell.run_line_magic("gpupool", "use cells")
     return lasting
+
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "cells.ipynb"
 
 
 def interrupt_soon(seconds: float = 0.7) -> None:
@@ -322,3 +326,20 @@ def test_a_spoilt_context_costs_the_namespace_and_not_the_slice(cell, pool):
         assert "CUDA context was spoilt" in str(shown.error)
         assert "2" in cell("1 + 1", "--lease spoilt").stdout
         assert [each.id for each in lease.refresh().slices] == [before]
+
+
+def test_the_notebook_about_cells_runs_in_a_kernel_and_its_numbers_are_right(shared_pool):
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(EXAMPLE, as_version=4)
+    NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    shown = {
+        output.output_type: output
+        for each in notebook.cells
+        if "sum(squares)\n" in each.source + "\n"
+        for output in each.get("outputs", ())
+    }
+    assert shown["execute_result"].data["text/plain"] == "285"
+    frames = [each for each in notebook.cells if "groupby" in each.source]
+    assert "text/plain" in frames[0].outputs[-1].data
