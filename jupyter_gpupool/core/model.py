@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import types
 import typing
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any, TypeVar, Union, get_args, get_origin
 
@@ -400,7 +400,7 @@ class Defaults:
     model_weights: Amounts = ()
     #: How many blocked heads of the queue get a reservation.
     reservations: int = 4
-    #: Others may pass a blocked head; otherwise the queue is strict: one who cannot start holds up all behind.
+    #: Others may pass a blocked head; otherwise the queue is strict: who cannot start holds up all behind.
     passing: bool = True
     #: After so long without a word a node is declared lost.
     node_silence: int = 60 * SECOND
@@ -831,13 +831,5 @@ def _field_types(kind: type) -> dict[str, Any]:
 
 @functools.cache
 def _tagged(base: type) -> dict[str, type]:
-    return {each.__name__: each for each in base.__subclasses__()}
-
-
-def required_fields(kind: type) -> tuple[str, ...]:
-    """Names of the fields without a default, for messages and descriptions."""
-    return tuple(
-        each.name
-        for each in fields(typing.cast("type[PoolEvent]", kind))
-        if each.default is MISSING and each.default_factory is MISSING
-    )
+    kinds: list[type] = base.__subclasses__()
+    return {kind.__name__: kind for kind in kinds}
