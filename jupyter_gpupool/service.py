@@ -84,6 +84,30 @@ def claim(folder: Path, what: str) -> int:
     return handle
 
 
+#: Seconds between two looks at whether a process's folder is still there.
+LOOK = 5.0
+
+
+async def until_deleted(folder: Path, what: str, handle: int) -> None:
+    """Return when the folder that this process has claimed is deleted: nobody could find the process then.
+
+    Args:
+        folder: The claimed folder.
+        what: The kind of process that it is claimed for.
+        handle: What `claim` returned.
+    """
+    missed = 0
+    while missed < 2:  # twice in a row: a look may come while a folder is being moved back
+        await asyncio.sleep(LOOK)
+        try:
+            there = (folder / f"{what}.lock").stat().st_ino == os.fstat(handle).st_ino
+        except FileNotFoundError:
+            there = False
+        except OSError:  # a file system that does not answer has deleted nothing
+            there = True
+        missed = 0 if there else missed + 1
+
+
 def give_up(sentence: object) -> NoReturn:
     """End the process because it cannot start: one sentence on standard error, exit status 1."""
     sys.stderr.write(f"{sentence}\n")

@@ -72,9 +72,11 @@ async def serve(options: argparse.Namespace) -> None:
     store.put("ports", {"api": api.port, "comm": _number(controller.address)})
     appoint(options.dir, controller)
     announce(options.dir, api.url, controller)
+    watch = asyncio.create_task(_end_with_folder(controller, options))
     try:
         await _until_over(controller, options.idle_exit)
     finally:
+        watch.cancel()
         with contextlib.suppress(OSError):
             (options.dir / FILE).unlink()
         await api.close()
@@ -119,6 +121,11 @@ def appoint(folder: Path, controller: Controller) -> None:
         write_private(path, json.dumps({"user": user, "token": token}))
 
 
+async def _end_with_folder(controller: Controller, options: argparse.Namespace) -> None:
+    await service.until_deleted(options.dir, "controller", options.claimed)
+    controller.stop("its folder was deleted", everything=True)
+
+
 async def _until_over(controller: Controller, idle_exit: float) -> None:
     """Wait until the controller is stopped, or until there have been no leases for long enough."""
     since = time.monotonic()
@@ -137,7 +144,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(sys.argv[1:] if arguments is None else arguments)
     options.dir = options.dir.absolute()
     try:
-        claimed = service.claim(options.dir, "controller")
+        options.claimed = service.claim(options.dir, "controller")
     except OSError as error:
         service.give_up(error)
     service.log_to(options.log)
@@ -150,7 +157,7 @@ def main(arguments: list[str] | None = None) -> None:
         asyncio.run(serve(options))
     except (StoreError, ApiError, ValueError) as error:
         service.give_up(error)
-    os.close(claimed)
+    os.close(options.claimed)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,14 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import dask
 
 from jupyter_gpupool import service, wire
+
+if TYPE_CHECKING:
+    from jupyter_gpupool.node.agent import Agent
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -68,11 +72,18 @@ async def serve(options: argparse.Namespace) -> None:
     )
     agent = Agent(options.dir, member, settings)
     service.on_signals(agent.stop)
+    watch = asyncio.create_task(_end_with_folder(agent, options))
     try:
         await agent.run()
     finally:
+        watch.cancel()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(agent.close(), 20)
+
+
+async def _end_with_folder(agent: Agent, options: argparse.Namespace) -> None:
+    await service.until_deleted(options.dir, "agent", options.claimed)
+    await agent.leave("The folder of this agent was deleted")
 
 
 #: Variables that put a process onto a simulated machine.
@@ -98,7 +109,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(sys.argv[1:] if arguments is None else arguments)
     options.dir = options.dir.absolute()
     try:
-        service.claim(options.dir, "agent")
+        options.claimed = service.claim(options.dir, "agent")
     except OSError as error:
         service.give_up(error)
     service.log_to(options.log)

@@ -165,8 +165,11 @@ class Agent:
         self._locks.release()
 
     async def _leave(self, _order: Message) -> None:
+        await self.leave("The controller ends the pool")
+
+    async def leave(self, why: str) -> None:
         """End everything of the pool on this node, and then the agent."""
-        logger.info("The controller ends the pool: everything of it here ends.")
+        logger.info("%s: everything of the pool here ends.", why)
         await self._leases.close(keep=False)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS):
