@@ -9,13 +9,13 @@ Rule 2: that a namespace is gone is said once, by a cell that is not run: what c
 from __future__ import annotations
 
 import contextlib
-import queue
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jupyter_gpupool import checkpoint, commands
+from jupyter_gpupool._cell_run import Run, Target
 from jupyter_gpupool._cells import Message, Places, Unreachable, Way
 from jupyter_gpupool.commands import Argument, Command, Misuse
 
@@ -30,8 +30,6 @@ E = TypeVar("E", bound=BaseException)
 PROG = "%%gpupool"
 #: Seconds to wait for a slice that is being replaced.
 APPEAR = 60.0
-#: Seconds after which an interrupt that nobody answers ends the connection.
-PATIENCE = 15.0
 
 
 def _names(flag: str, help_: str) -> Argument:
@@ -87,15 +85,6 @@ class RemoteError(Exception):
 
 class NamespaceLost(Exception):  # noqa: N818 - it is what has happened
     """The variables of former cells on this slice are gone; the sentence says why, and what can be done."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """A slice on which the cell runs."""
-
-    place: int
-    way: Way
-    device: str
 
 
 @dataclass
@@ -260,7 +249,7 @@ class Cells:
             "fetch": args.fetch,
             "out": args.out or "",
         }
-        run = _Run(self._magic.shell, lease.id, targets, sent)
+        run = Run(self._magic.shell, lease.id, targets, sent)
         try:
             run.go(order)
         finally:
@@ -287,7 +276,7 @@ class Cells:
         if known is None and hello["fresh"] and (words := checkpoint.words(lease.id, target.place)):
             print(f"This namespace is empty. {words}", file=sys.stderr)  # noqa: T201 - beside the cell's own
 
-    def _tell(self, lease: Lease, run: _Run) -> None:
+    def _tell(self, lease: Lease, run: Run) -> None:
         """Raise what has come of the cell, if that is not well."""
         for place, why in run.lost.items():
             raise _lost(lease, place, why)
@@ -295,200 +284,6 @@ class Cells:
             raise _raised(run.errors)
         if run.stopped:
             raise KeyboardInterrupt
-
-
-@dataclass
-class _Run:
-    """One cell on one or more slices."""
-
-    shell: Any
-    lease: str
-    targets: list[Target]
-    sent: dict[str, bytes]
-    #: By place: why the namespace is gone, and the errors of the cell.
-    lost: dict[int, str] = field(default_factory=dict)
-    errors: dict[int, Message] = field(default_factory=dict)
-    #: It was interrupted here; nobody has answered to that.
-    stopped: bool = False
-    asleep: bool = False
-
-    def __post_init__(self) -> None:
-        self._inbox: queue.Queue[tuple[Way, Message]] = queue.Queue()
-        self._open = {target.way: target for target in self.targets}
-        self._places = {target.way: target.place for target in self.targets}
-        self._parts: dict[tuple[str, str, int], bytearray] = {}
-        self._copies: dict[tuple[int, str], checkpoint.Writer] = {}
-        self._began: set[tuple[int, str]] = set()
-
-    def go(self, order: Message) -> None:
-        """Run it and show what it shows, until it has ended everywhere."""
-        for target in self.targets:
-            target.way.inbox = self._inbox
-            target.way.send({**order, "shell": target.way.hello["shell"]})
-        given_up = 0.0
-        try:
-            while self._open:
-                try:
-                    self._take(given_up)
-                except KeyboardInterrupt:
-                    given_up = given_up or time.monotonic() + PATIENCE
-                    self.stopped = True
-                    for way in list(self._open):
-                        way.send({"do": "interrupt"})
-        finally:
-            for writer in self._copies.values():
-                writer.abandon()
-
-    def _take(self, given_up: float) -> None:
-        try:
-            way, message = self._inbox.get(timeout=0.5)
-        except queue.Empty:
-            # An interrupt may have hit this thread between taking the last word and heeding it.
-            for way in [way for way in self._open if not way.is_open]:
-                self._on_cut(way, {})
-            if given_up and time.monotonic() > given_up:
-                self.asleep = True
-                self._open.clear()
-            return
-        _HANDLERS.get(message["say"], _Run._on_other)(self, way, message)
-
-    # ------------------------------------------------------------------------------------ what the shell says
-
-    def _on_stream(self, way: Way, message: Message) -> None:
-        stream = sys.stderr if message["name"] == "stderr" else sys.stdout
-        stream.write(self._labelled(way, message["name"], message["text"]))
-        stream.flush()
-
-    def _on_display(self, way: Way, message: Message) -> None:
-        self._label(way)
-        shown = {name: message[name] for name in ("data", "metadata", "transient", "update")}
-        self.shell.display_pub.publish(**shown)
-
-    def _on_clear(self, _: Way, message: Message) -> None:
-        self.shell.display_pub.clear_output(message["wait"])
-
-    def _on_result(self, way: Way, message: Message) -> None:
-        self._label(way)
-        self.shell.displayhook(_Shown(message["data"], message["metadata"]))
-
-    def _on_error(self, way: Way, message: Message) -> None:
-        self.errors[self._places[way]] = message
-
-    def _on_waits(self, _: Way, __: Message) -> None:
-        print("Another cell runs there; this one is next.", file=sys.stderr)  # noqa: T201 - beside the cell's own
-
-    def _on_begins(self, way: Way, _: Message) -> None:
-        for name, data in self.sent.items():
-            for start in range(0, max(len(data), 1), checkpoint.PIECE):
-                end = start + checkpoint.PIECE
-                piece = {"name": name, "data": data[start:end], "last": end >= len(data)}
-                way.send({"do": "part", **piece})
-
-    def _on_hello(self, way: Way, message: Message) -> None:
-        way.hello = message
-
-    def _on_done(self, way: Way, message: Message) -> None:
-        if "fault" not in message:  # else what became of the namespace is said next
-            self._open.pop(way, None)
-
-    def _on_lost(self, way: Way, message: Message) -> None:
-        self.lost[self._places[way]] = message["why"]
-        self._open.pop(way, None)
-        way.close()
-
-    def _on_cut(self, way: Way, _: Message) -> None:
-        if way in self._open:
-            self.lost[self._places[way]] = "its slice was taken from the lease while the cell ran"
-            self._open.pop(way)
-
-    def _on_other(self, way: Way, message: Message) -> None:
-        """Leave alone what a newer shell says."""
-
-    # ----------------------------------------------------------------------------------- values over and back
-
-    def _on_part(self, way: Way, message: Message) -> None:
-        place, name = self._places[way], message["name"]
-        if message["kind"] == "checkpoint":
-            self._keep(way, place, message)
-            return
-        self._parts.setdefault((message["kind"], name, place), bytearray()).extend(message["data"])
-
-    def _keep(self, way: Way, place: int, message: Message) -> None:
-        key = (place, message["name"])
-        try:
-            if key not in self._copies:
-                self._copies[key] = checkpoint.Writer(self.lease, *key)
-            self._copies[key].add(message["data"], last=message["last"])
-        except (OSError, ValueError) as error:
-            if key in self._copies:
-                self._copies.pop(key).abandon()
-            if message["last"]:
-                way.send({"do": "failed", "why": f"the checkpoint could not be written: {error}"})
-            return
-        if message["last"]:
-            del self._copies[key]
-            way.send({"do": "kept"})
-
-    def _on_want(self, way: Way, message: Message) -> None:
-        place = self._places[way]
-        there = checkpoint.kept(self.lease, place)
-        names = message["names"] or list(there)
-        missing = [name for name in names if name not in there]
-        if missing or not names:
-            known = ", ".join(there) or "nothing"
-            why = f"there is no checkpoint of {', '.join(missing) or 'anything'}; kept is {known}"
-            way.send({"do": "failed", "why": why})
-            return
-        way.send({"do": "found", "names": names})
-        for name in names:
-            for data, last in checkpoint.pieces(self.lease, place, name):
-                way.send({"do": "part", "name": name, "data": data, "last": last})
-
-    def values(self, args: Namespace) -> dict[str, Any]:
-        """Return what has come back: from one slice the values, from several lists in their order."""
-        wanted = [("fetch", name) for name in args.fetch] + ([("out", args.out)] if args.out else [])
-        found = {}
-        for kind, name in wanted:
-            each = [_unpickled(name, self._parts[kind, name, target.place]) for target in self.targets]
-            found[name] = each if len(self.targets) > 1 else each[0]
-        return found
-
-    # ------------------------------------------------------------------------------------------------- labels
-
-    def _labelled(self, way: Way, name: str, text: str) -> str:
-        """Put the slice's number before each line, where there are several."""
-        if len(self.targets) == 1:
-            return text
-        key = (self._places[way], name)
-        label = f"[{key[0]}] "
-        lines = text.splitlines(keepends=True)
-        marked = [label + line for line in lines]
-        if key in self._began:
-            marked[0] = lines[0]
-        (self._began.discard if text.endswith("\n") else self._began.add)(key)
-        return "".join(marked)
-
-    def _label(self, way: Way) -> None:
-        if len(self.targets) > 1:
-            print(f"[{self._places[way]}]")  # noqa: T201 - before what the slice shows
-
-
-_HANDLERS = {
-    name.removeprefix("_on_"): handler for name, handler in vars(_Run).items() if name.startswith("_on_")
-}
-
-
-class _Shown:
-    """The value of a cell on a lease as it looks; the value itself has stayed there (`--out` fetches it)."""
-
-    def __init__(self, data: Message, metadata: Message) -> None:
-        self._data, self._metadata = data, metadata
-
-    def _repr_mimebundle_(self, **_: Any) -> tuple[Message, Message]:
-        return self._data, self._metadata
-
-    def __repr__(self) -> str:
-        return str(self._data.get("text/plain", ""))
 
 
 def _parse(words: list[str]) -> Namespace:
@@ -507,20 +302,6 @@ def _parse(words: list[str]) -> Namespace:
 def _each(names: list[str]) -> Iterator[str]:
     for text in names:
         yield from (name for name in text.split(",") if name)
-
-
-def _unpickled(name: str, data: bytearray) -> Any:
-    import cloudpickle
-
-    from jupyter_gpupool.client import PoolError
-
-    try:
-        return cloudpickle.loads(data)
-    except Exception as error:
-        sentence = f"{name} has come back but cannot be read here ({type(error).__name__}: {error})."
-        raise PoolError(
-            "unreadable", sentence, "This notebook's environment lacks what it is made of."
-        ) from error
 
 
 def _lost(lease: Lease, place: int, why: str) -> NamespaceLost:
