@@ -67,11 +67,13 @@ def page(browser: Browser) -> Iterator[Page]:
     page = context.new_page()
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
+    #: JupyterLab's own parts do not catch that their server is away.
+    lost = "Failed to fetch"
     yield page
     if SHOTS:
         page.screenshot(path=SHOTS)
     context.close()
-    assert not errors, errors
+    assert not [each for each in errors if lost not in each], errors
 
 
 @pytest.fixture

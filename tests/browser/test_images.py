@@ -1,4 +1,4 @@
-"""Each panel in both themes, of a pool that is in use: fit for everybody, and pictures for the documentation."""
+"""Each panel in both themes, of a pool that is in use: fit for everybody, and with pictures for docs."""
 
 from __future__ import annotations
 
@@ -65,9 +65,8 @@ def test_every_panel_is_fit_for_everybody(sidebar: Sidebar, busy, theme: str):
         found = violations(page, "#jp-gpupool-sidebar")
         assert not found, (name, found)
     if os.environ.get("KEEP_IMAGES"):
-        sidebar.root.get_by_role("button", name="Close details").click()
-        sidebar.only("My leases")
-        sidebar.section("Pool")
+        sidebar.only("Pool").get_by_role("button", name="Close details").click()
+        sidebar.section("My leases")
         page.wait_for_timeout(1500)
         page.screenshot(path=str(IMAGES / f"sidebar-{theme.lower()}.png"))
 
