@@ -245,12 +245,12 @@ async def test_a_long_poll_answers_as_soon_as_the_lease_is_another_version(tmp_p
 async def test_a_long_poll_tells_of_a_better_place_in_the_queue(tmp_path):
     async with running(tmp_path) as kit:
         await kit.ask("ben", gpus=8)
-        first = await kit.ask("ben", gpus=8)
+        first = await kit.ask(gpus=8)
         second = await kit.ask(gpus=8)
         path = f"/v1/leases/{second['id']}?wait=30&version={second['version']}"
         poll = asyncio.ensure_future(kit.call("ann", "GET", path))
         await asyncio.sleep(0.1)
-        await kit.call("ben", "DELETE", f"/v1/leases/{first['id']}")
+        await kit.call("ann", "DELETE", f"/v1/leases/{first['id']}")
         assert (await asyncio.wait_for(poll, 25)).data["place"] == 1
 
 

@@ -35,6 +35,7 @@ ROOMS = {
     "service": "service",
     "line": "line",
     "hub": "hub",
+    "replay": "replay",
     "client": "client",
     "cluster": "client",
     "progress": "client",
@@ -67,6 +68,7 @@ WHEN_LOADED: dict[str, set[str]] = {
     "service": set(),
     "line": set(),
     "hub": set(),
+    "replay": CORE,
     "controller": {*CORE, "wire", "service", "line"},
     "node": {"core.model", "core.mig", "core.health", "driver", "wire", "service", "line"},
     "lease": {"core.model", "core.faults"},
@@ -85,7 +87,7 @@ LATER: dict[str, set[str]] = {
     "client": {"embedded", "words"},
     "embedded": {"driver"},
     "words": {"embedded"},
-    "cli": {*CORE, "embedded", "controller", "node", "driver"},
+    "cli": {*CORE, "embedded", "controller", "node", "driver", "replay"},
     "magic": {"embedded", "widget"},
     "widget": {"embedded"},
     "server": {"embedded"},
@@ -95,6 +97,8 @@ WITHOUT_NUMPY = {
     f"core.{name}"
     for name in (
         *("model", "pool", "state", "submit", "lives", "grants", "nodes", "records", "validate", "explain"),
+        *("strokes", "line", "give", "reserve", "forecast", "reclaim", "plan", "victims", "fits", "claims"),
+        *("replace", "elastic", "extend", "idle", "settle", "ledger", "figures"),
         *(
             "shares",
             "tree",

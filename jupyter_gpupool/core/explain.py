@@ -1,28 +1,35 @@
 """Why: the reasons of a wait, the place in the queue, and when it should end.
 
-Rule 1: whatever waits has a reason with a name, and a place.
-Rule 2: looking changes nothing.
+Rule 1: whatever waits has a reason with a name, a place, and a start if the time limits of what runs allow
+        one.
+Rule 2: the reasons come in the order in which they are met: limit, order, placement, reservation.
+Rule 3: looking changes nothing. A dry run puts the request into the queue, looks, and takes it out again.
+
+Not its business: how any of this is shown.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import grants, placement, submit, whynot
-from jupyter_gpupool.core.model import LeaseState, Reason, Refusal, Request
+from jupyter_gpupool.core import elastic, forecast, give, placement, reclaim, submit, whynot
+from jupyter_gpupool.core.model import ANY, LeaseState, Reason, Refusal, Request
+from jupyter_gpupool.core.state import WAITING, Lease, gpus
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
-    from jupyter_gpupool.core.state import Lease, State
+    from jupyter_gpupool.core.reserve import Reservation
+    from jupyter_gpupool.core.strokes import State
+    from jupyter_gpupool.core.tree import Tenant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """Why a lease or request is where it is."""
 
-    #: It runs, or would start now.
+    #: It would start now.
     starts_now: bool
     #: Place among all that waits, from 1; 0: it does not wait.
     place: int
@@ -36,62 +43,175 @@ class Explanation:
 
 def explain(state: State, lease: Lease, now: int) -> Explanation:
     """Explain a lease or request of the pool."""
-    del now
-    if lease.state not in (LeaseState.PENDING, LeaseState.SUSPENDED):
+    if lease.state not in WAITING:
         word = f"{lease.request.name} is {lease.state}" + (f": {lease.why}" if lease.why else "") + "."
         return Explanation(starts_now=False, place=0, expected_start=0, reasons=(), sentences=(word,))
-    ahead = [each for each in order(state) if each is not lease]
-    place = order(state).index(lease) + 1
-    return _waiting(state, lease.request, place, ahead[: place - 1])
-
-
-def order(state: State) -> list[Lease]:
-    """Everything that waits, the next one first."""
-    return sorted(
-        (state.leases[each] for each in state.waiting), key=lambda each: (each.request.arrived, each.id)
+    if lease.claim:
+        until = lease.claim.until - state.defaults.hold
+        minutes = max(0, -(-(until - now) // 60_000))
+        told = f"{lease.why[0].upper()}{lease.why[1:]}, until in {minutes} min at the latest."
+        reason = Refusal(reason=Reason.RECLAIMING, sentence=told)
+        return Explanation(
+            starts_now=False, place=1, expected_start=until, reasons=(reason,), sentences=(told,)
+        )
+    ahead = before(state, lease)
+    book = elastic.heads(state).resolve()
+    reasons = tuple(_reasons(state, lease, ahead, book))
+    start = _start(state, lease, ahead, book, reasons)
+    words = tuple(each.sentence for each in reasons)
+    return Explanation(
+        starts_now=False, place=len(ahead) + 1, expected_start=start, reasons=reasons, sentences=words
     )
+
+
+def order(state: State) -> Iterator[Lease]:
+    """Everything that waits in the queue, the next one first."""
+    for leaf in give.order(state):
+        for _, ident in leaf.line.all() if leaf.line else ():
+            yield state.leases[ident]
+
+
+def before(state: State, lease: Lease) -> list[Lease]:
+    """What waits ahead of a request."""
+    ahead: list[Lease] = []
+    for each in order(state):
+        if each is lease:
+            break
+        ahead.append(each)
+    return ahead
+
+
+def queue(state: State) -> list[tuple[str, int]]:
+    """All that waits, the next one first, with the time at which each should start (0: not known)."""
+    leases = list(order(state))
+    kept = {each.lease.id: each.start for each in elastic.heads(state).resolve()}
+    starts = forecast.starts(state, leases)
+    return [(each.id, kept.get(each.id, starts[each.id])) for each in leases]
+
+
+def _start(
+    state: State,
+    lease: Lease,
+    ahead: list[Lease],
+    book: list[Reservation],
+    reasons: tuple[Refusal, ...],
+) -> int:
+    if reasons and reasons[0].reason is Reason.AT_LIMIT:
+        return forecast.within_limit(state, lease)
+    kept = {each.lease.id: each.start for each in book}
+    return kept.get(lease.id) or forecast.starts(state, [*ahead, lease])[lease.id]
+
+
+def _reasons(state: State, lease: Lease, ahead: list[Lease], book: list[Reservation]) -> Iterator[Refusal]:
+    leaf = state.leaf(lease.request)
+    if not state.cluster.nodes:
+        yield Refusal(reason=Reason.NO_NODES, sentence="No node has joined the pool yet.")
+        return
+    wanted = give.amounts(lease.request, lease.sure, lease.estimate)
+    over = state.tree.over_limit(leaf, wanted, ever=False)
+    if over:
+        yield over
+        return
+    if ahead:
+        yield _behind(state, leaf, lease, ahead)
+    found = placement.place(lease.request, state.cluster, count=lease.sure)
+    if isinstance(found, placement.NoPlacement):
+        yield whynot.in_sum(lease.request, state.cluster, count=lease.sure)
+    elif kept := [each for each in book if each.lease is not lease]:
+        yield _reserved(state, kept[0])
+    elif not ahead:
+        yield Refusal(reason=Reason.BEHIND, sentence="It is its turn: it starts with the next event.")
+
+
+def _behind(state: State, leaf: Tenant, lease: Lease, ahead: list[Lease]) -> Refusal:
+    """Who is ahead, and why."""
+    first = ahead[0]
+    theirs = state.leaf(first.request)
+    count = "1 request is" if len(ahead) == 1 else f"{len(ahead)} requests are"
+    if theirs is leaf:
+        return Refusal(
+            reason=Reason.BEHIND, sentence=f"{count} ahead of it, first your own {first.request.name}."
+        )
+    mine, other = _apart(leaf, theirs)
+    below = other.served[ANY] < other.share[ANY], mine.served[ANY] < mine.share[ANY]
+    why = {
+        (
+            True,
+            False,
+        ): f"{other.title()} is below its share ({_served(other)}), {mine.title()} is not ({_served(mine)})",
+        (True, True): f"{other.title()} has used less lately than {mine.title()}",
+        (False, False): f"{other.title()} has used less lately than {mine.title()}",
+        (
+            False,
+            True,
+        ): f"{mine.title()} is below its share ({_served(mine)}), but waits behind its own requests",
+    }[below]
+    advice = "" if lease.milli <= 1000 else "A request for fewer GPUs may start earlier."
+    return Refusal(reason=Reason.BEHIND, sentence=f"{count} ahead of it: {why}.", advice=advice)
+
+
+def _apart(one: Tenant, other: Tenant) -> tuple[Tenant, Tenant]:
+    """The siblings under which two users stand."""
+    for mine, theirs in zip([*one.path()][::-1], [*other.path()][::-1], strict=False):
+        if mine is not theirs:
+            return mine, theirs
+    return one, other
+
+
+def _served(tenant: Tenant) -> str:
+    return f"{tenant.served[ANY] / 1000:g} of {gpus(tenant.share[ANY])}"
+
+
+def _reserved(state: State, kept: Reservation) -> Refusal:
+    minutes = max(0, -(-(kept.start - state.now) // 60_000))
+    who = f"{kept.lease.request.user}'s {kept.lease.request.name}"
+    return Refusal(
+        reason=Reason.RESERVED,
+        sentence=f"What is free is kept for {who}, which is to start in {minutes} min at the latest.",
+        advice=f"A time limit of at most {minutes} min could start now." if minutes else "",
+        field="time_limit",
+    )
+
+
+# ---------------------------------------------------------------------------------------------- dry run
 
 
 def would(state: State, request: Request, now: int) -> Explanation:
     """Explain what would become of a request if it were asked for now."""
-    del now
     whole = submit.complete(state, request)
     refusals = submit.refuse(state, whole)
     if refusals:
         words = tuple(each.sentence for each in refusals)
         return Explanation(starts_now=False, place=0, expected_start=0, reasons=refusals, sentences=words)
-    ahead = order(state)
-    return _waiting(state, whole, len(ahead) + 1, ahead)
+    if whole.id in state.leases:
+        whole = replace(whole, id=f"{whole.id}?")
+    lease = submit.make(state, whole)
+    kept = (state.now, state.version, state.stirred)
+    state.now = max(state.now, now)
+    state.leases[lease.id] = lease
+    try:
+        state.place(lease)
+        return _would(state, lease, now)
+    finally:
+        lease.state = LeaseState.ENDED
+        state.place(lease)
+        state.tree.refresh()
+        del state.leases[lease.id]
+        state.now, state.version, state.stirred = kept
 
 
-def _waiting(state: State, request: Request, place: int, ahead: Sequence[Lease]) -> Explanation:
-    leaf = state.tree.user(request.project, request.user)
-    over = state.tree.over_limit(leaf, grants.amounts(request, request.count), ever=False)
-    reasons = [over] if over else []
-    found = placement.place(request, state.cluster)
-    if isinstance(found, placement.NoPlacement):
-        reasons.append(whynot.in_sum(request, state.cluster))
-    starts = not reasons
-    start = 0 if starts or over else expected_start(state, request)
-    if ahead and not starts:
-        told = f"{len(ahead)} other request{'s are' if len(ahead) > 1 else ' is'} before it."
-        reasons.append(Refusal(reason=Reason.BEHIND, sentence=told))
-    return Explanation(
-        starts_now=starts,
-        place=0 if starts else place,
-        expected_start=start,
-        reasons=tuple(reasons),
-        sentences=tuple(each.sentence for each in reasons),
-    )
-
-
-def expected_start(state: State, request: Request) -> int:
-    """When there is room if every lease runs up to its time limit and nothing else starts; 0: never."""
-    running = [each for each in state.leases.values() if each.slices and each.ends_at]
-    with state.cluster.trying():
-        for lease in sorted(running, key=lambda each: (each.ends_at, each.id)):
-            for ident in lease.slices:
-                state.cluster.release(ident)
-            if isinstance(placement.place(request, state.cluster), placement.Placement):
-                return lease.ends_at
-    return 0
+def _would(state: State, lease: Lease, now: int) -> Explanation:
+    found = give.next_grant(state)
+    if found and found[0] is lease:
+        names = ", ".join(dict.fromkeys(state.device_name(part.device) for part in found[1]))
+        told = f"It would start now, on {names}."
+        return Explanation(starts_now=True, place=0, expected_start=now, reasons=(), sentences=(told,))
+    victims = reclaim.preview(state, lease)
+    if victims:
+        start = state.now + state.defaults.grace
+        told = f"Others above their share would give back for it: {', '.join(victims)}."
+        reason = Refusal(reason=Reason.RECLAIMING, sentence=told)
+        return Explanation(
+            starts_now=False, place=1, expected_start=start, reasons=(reason,), sentences=(told,)
+        )
+    return explain(state, lease, now)

@@ -16,9 +16,10 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import grants
+from jupyter_gpupool.core import claims, grants, idle, replace
 from jupyter_gpupool.core.model import (
     DestroyInstance,
+    DrainMode,
     EndLease,
     LeaseState,
     Notice,
@@ -30,18 +31,14 @@ from jupyter_gpupool.core.model import (
     StartLease,
     StopSlice,
 )
-from jupyter_gpupool.core.state import HOLDING, Lease, SchedulerState, State, gpus
+from jupyter_gpupool.core.state import HOLDING, WORKING, Lease, Leaving, SchedulerState, gpus
 
 if TYPE_CHECKING:
     from jupyter_gpupool.core.model import (
         InstanceCreated,
         InstanceFailed,
-        LeaseBusy,
-        LeaseExtended,
         LeaseFailed,
         LeaseFreed,
-        LeaseIdle,
-        LeaseKept,
         LeaseReleased,
         LeaseStarted,
         RequestWithdrawn,
@@ -49,6 +46,7 @@ if TYPE_CHECKING:
         SliceFailed,
         SliceStarted,
     )
+    from jupyter_gpupool.core.strokes import State
 
 #: So many failed starts in a row end a lease: its environment is broken, not the devices.
 MOST_FAILURES = 3
@@ -74,7 +72,7 @@ def find(state: State, ident: str) -> Lease | None:
             f"There is no lease {ident}.",
             "List your leases for their ids.",
         )
-    elif lease.state in (LeaseState.ENDED, LeaseState.DRAINING):
+    elif lease.state is LeaseState.ENDED or (lease.state is LeaseState.DRAINING and not lease.suspending):
         refuse(state, ident, Reason.LEASE_OVER, f"{lease.request.name} has ended or is ending: {lease.why}.")
     else:
         return lease
@@ -98,54 +96,47 @@ def on_released(state: State, event: LeaseReleased) -> None:
         end(state, lease, event.why)
 
 
-def on_extended(state: State, event: LeaseExtended) -> None:
-    """Its owner asks for more time."""
-    lease = find(state, event.lease)
-    if not lease:
-        return
-    limit = lease.request.time_limit + event.by
-    most = max_time(state, lease.request.project)
-    if event.by <= 0 or limit > most:
-        refuse(
-            state,
-            lease.id,
-            Reason.TIME_LIMIT,
-            f"{limit / 3_600_000:g} hours in all are more than the {most / 3_600_000:g} that are allowed.",
-            f"Ask for at most {(most - lease.request.time_limit) / 3_600_000:g} more hours.",
-        )
-        return
-    lease.request = dataclasses.replace(lease.request, time_limit=limit)
-    if lease.granted_at:
-        lease.ends_at += event.by
-        lease.warned = False
-        state.at(grants.expiry_warning(lease), "lease", lease.id)
-    state.touch(lease)
-
-
-def max_time(state: State, project: str) -> int:
-    """The longest time limit of a project's leases, in milliseconds."""
-    known = state.tree.projects.get(project)
-    return (known.max_time if known else 0) or state.defaults.max_time
-
-
 def end(state: State, lease: Lease, why: str) -> None:
     """End a lease: its scheduler, its workers, its claim on anything."""
-    state.waiting.pop(lease.id, None)
-    state.needy.pop(lease.id, None)
-    for ident in list(lease.needs):
-        del lease.needs[ident]
-        if ident not in lease.slices:
-            state.discharge(lease, ident)
+    claims.drop(state, lease)
+    settle_books(state, lease)
     lease.why = why
+    lease.suspending = False
     lease.state = LeaseState.DRAINING
+    lease.ends_at = state.now
     state.unname(lease)
-    state.stirred = True
-    state.touch(lease)
     if lease.scheduler is not SchedulerState.NONE:
         lease.scheduler = SchedulerState.ENDING
         state.emit(EndLease, lease=lease.id, why=why)
     for slice_ in list(lease.slices.values()):
         stop(state, lease, slice_)
+    state.place(lease)
+    state.stirred = True
+    state.touch(lease)
+    finish(state, lease)
+
+
+def settle_books(state: State, lease: Lease) -> None:
+    """Want nothing more for a lease, and count nothing of it for its user's share."""
+    for ident in list(lease.needs):
+        replace.forgo(state, lease, ident)
+    for ident in list(lease.charges):
+        state.unserve(lease, ident)
+
+
+def suspend(state: State, lease: Lease, deadline: int, why: str) -> None:
+    """Take back all slices of a lease; its scheduler, queued tasks, name and place in the queue stay."""
+    settle_books(state, lease)
+    lease.ran += state.now - lease.granted_at
+    lease.state, lease.suspending, lease.why = LeaseState.DRAINING, True, why
+    lease.ends_at = deadline
+    lease.idle_since = lease.idle_steps = 0
+    for slice_ in list(lease.slices.values()):
+        if slice_.state in WORKING:
+            lease.leaving[slice_.id] = Leaving(mode=DrainMode.FINISH, deadline=deadline, why=why)
+            grants.drain(state, lease, slice_)
+    state.place(lease)
+    state.touch(lease)
     finish(state, lease)
 
 
@@ -156,59 +147,30 @@ def stop(state: State, lease: Lease, slice_: Slice) -> None:
     if not grants.created(slice_):
         free(state, lease, slice_)
         return
+    if slice_.id in lease.extra:
+        state.unserve(lease, slice_.id)
     state.set_slice(lease, slice_, SliceState.STOPPING)
     state.emit(StopSlice, lease=lease.id, slice=slice_.id, node=slice_.node)
+    state.place(lease)
 
 
 def finish(state: State, lease: Lease) -> None:
-    """Close the books on a lease that has nothing left."""
-    if lease.state is not LeaseState.DRAINING or lease.slices or lease.scheduler is not SchedulerState.NONE:
+    """Close the books on a lease that has nothing left, or let it wait again if it was suspended."""
+    if lease.state is not LeaseState.DRAINING or lease.slices:
         return
-    lease.state = LeaseState.ENDED
-    lease.ended_at = state.now
-    state.touch(lease)
-    state.retire(lease)
-    state.tell(lease, Notice.ENDED, f"{lease.request.name} has ended: {lease.why}.")
-
-
-def on_kept(state: State, event: LeaseKept) -> None:
-    """Its owner still needs an idle lease."""
-    lease = find(state, event.lease)
-    if lease and lease.idle_since:
-        lease.idle_since, lease.idle_steps = state.now, 0
-        watch_idle(state, lease)
-
-
-def on_idle(state: State, event: LeaseIdle) -> None:
-    """A lease does nothing."""
-    lease = state.leases.get(event.lease)
-    if lease and lease.state is LeaseState.ACTIVE and not lease.idle_since:
-        lease.idle_since, lease.idle_steps = max(1, event.since), 0
-        watch_idle(state, lease)
-
-
-def on_busy(state: State, event: LeaseBusy) -> None:
-    """An idle lease works again."""
-    lease = state.leases.get(event.lease)
-    if lease and lease.idle_since:
-        lease.idle_since = lease.idle_steps = 0
+    if lease.suspending:
+        lease.suspending, lease.state = False, LeaseState.SUSPENDED
+        lease.ends_at = 0
+        state.place(lease)
         state.touch(lease)
-
-
-def idle_due(state: State, lease: Lease) -> int:
-    """When the next step of the idle rule is due; 0: never."""
-    timeout = lease.request.idle_timeout or state.defaults.idle_timeout
-    if not lease.idle_since or timeout < 0:
-        return 0
-    return lease.idle_since + timeout + lease.idle_steps * state.defaults.idle_warning_gap
-
-
-def watch_idle(state: State, lease: Lease) -> None:
-    """Look at an idle lease again when its next step is due."""
-    due = idle_due(state, lease)
-    if due:
-        state.at(due, "lease", lease.id)
-    state.touch(lease)
+        words = "it goes on, with its queued tasks, when it is its turn again"
+        state.tell(lease, Notice.SUSPENDED, f"{lease.request.name} is suspended; {words}.")
+    elif lease.scheduler is SchedulerState.NONE:
+        lease.state, lease.ended_at = LeaseState.ENDED, state.now
+        state.place(lease)
+        state.touch(lease)
+        state.retire(lease)
+        state.tell(lease, Notice.ENDED, f"{lease.request.name} has ended: {lease.why}.")
 
 
 # ----------------------------------------------------------------------------------- its processes' reports
@@ -230,22 +192,21 @@ def on_lease_failed(state: State, event: LeaseFailed) -> None:
     if not lease or lease.scheduler not in (SchedulerState.STARTING, SchedulerState.UP):
         return
     lease.failures += 1
-    lost = lease.scheduler is SchedulerState.UP
+    lost, lease.scheduler, lease.address = lease.scheduler is SchedulerState.UP, SchedulerState.NONE, ""
+    state.touch(lease)
     if not lost or lease.failures >= MOST_FAILURES:
-        lease.scheduler = SchedulerState.NONE if not lost else lease.scheduler
         fail(state, lease, event.why)
         return
-    lease.scheduler, lease.address, lease.state = SchedulerState.STARTING, "", LeaseState.STARTING
-    for slice_ in lease.live():
-        state.set_slice(lease, slice_, SliceState.STARTING)
-    ready = tuple(each for each in lease.live() if grants.created(each))
-    state.emit(StartLease, lease=lease.id, request=lease.request, slices=ready)
-    state.tell(
-        lease,
-        Notice.FAILED,
-        f"The scheduler of {lease.request.name} was lost ({event.why}); it and its workers are started anew. "
-        "Futures from before are lost: submit them again.",
-    )
+    anew = "it is started anew when the lease goes on"
+    if lease.state in HOLDING:
+        anew = "it and its workers are started anew"
+        lease.scheduler, lease.state = SchedulerState.STARTING, LeaseState.STARTING
+        live = [state.set_slice(lease, slice_, SliceState.STARTING) for slice_ in lease.live()]
+        ready = tuple(each for each in live if grants.created(each))
+        state.emit(StartLease, lease=lease.id, request=lease.request, slices=ready)
+        state.place(lease)
+    told = f"The scheduler of {lease.request.name} was lost ({event.why}); {anew}."
+    state.tell(lease, Notice.FAILED, f"{told} Futures from before are lost: submit them again.")
 
 
 def fail(state: State, lease: Lease, why: str) -> None:
@@ -263,14 +224,16 @@ def on_slice_started(state: State, event: SliceStarted) -> None:
     lease.failures = 0
     state.set_slice(lease, slice_, SliceState.RUNNING)
     old = lease.slices.get(slice_.replaces)
-    if old and old.id in lease.leaving:
-        grants.drain(state, lease, old)
+    while old and old.id in lease.leaving:
+        # It may itself have been to replace one that is still there.
+        replace.drain(state, lease, old)
         state.tell(
             lease,
             Notice.MIGRATED,
             f"{lease.request.name} now works on {state.device_name(slice_.device)} "
             f"instead of {state.device_name(old.device)}.",
         )
+        old = lease.slices.get(old.replaces)
     activate(state, lease)
 
 
@@ -280,6 +243,8 @@ def activate(state: State, lease: Lease) -> None:
     if lease.state is LeaseState.STARTING and lease.scheduler is SchedulerState.UP and running:
         lease.state, lease.why = LeaseState.ACTIVE, ""
         lease.started_at = lease.started_at or state.now
+        state.place(lease)
+        state.stirred = state.stirred or bool(lease.wanted > lease.sure)
         state.touch(lease)
         state.tell(lease, Notice.STARTED, f"{lease.request.name} is ready.")
 
@@ -297,7 +262,7 @@ def on_slice_failed(state: State, event: SliceFailed) -> None:
     if lease.failures >= MOST_FAILURES:
         fail(state, lease, event.why)
     elif slice_.state is not SliceState.DRAINING:
-        grants.want(state, lease, slice_, slice_.device)
+        replace.want(state, lease, slice_, slice_.device)
 
 
 def on_slice_drained(state: State, event: SliceDrained) -> None:
@@ -326,7 +291,7 @@ def free(state: State, lease: Lease, slice_: Slice) -> None:
     """A slice is over: its part is free, or becomes somebody's replacement."""
     unasked = slice_.state in (SliceState.STARTING, SliceState.RUNNING)
     if unasked and lease.state in HOLDING:
-        grants.want(state, lease, slice_, "")
+        replace.want(state, lease, slice_, "")
     made = slice_.instance is not None and slice_.instance.uuid and slice_.instance.made
     state.vacate(lease, slice_)
     state.touch(lease)
@@ -369,7 +334,7 @@ def on_instance_failed(state: State, event: InstanceFailed) -> None:
     if lease.failures >= MOST_FAILURES:
         fail(state, lease, event.why)
         return
-    grants.want(state, lease, slice_, slice_.device)
+    replace.want(state, lease, slice_, slice_.device)
     free(state, lease, slice_)
 
 
@@ -379,48 +344,40 @@ def on_instance_failed(state: State, event: InstanceFailed) -> None:
 def due(state: State, ident: str) -> None:
     """Something of a lease may be due: its end, the warning before, a step of the idle rule, a deadline."""
     lease = state.leases.get(ident)
-    if lease is None or lease.state not in (LeaseState.STARTING, LeaseState.ACTIVE):
+    if lease is None:
         return
-    if state.now >= lease.ends_at:
+    if lease.state in HOLDING and state.now >= lease.ends_at:
         end(state, lease, "its time limit was reached")
         return
+    for slice_id in list(lease.leaving):
+        _leave_by(state, lease, lease.slices[slice_id])
+    if lease.state in HOLDING:
+        _warn(state, lease)
+        idle.step(state, lease)
+
+
+def _leave_by(state: State, lease: Lease, slice_: Slice) -> None:
+    """Drain what is to be gone by now; end by force what was to be drained long ago."""
+    if lease.state in HOLDING and state.now >= lease.leaving[slice_.id].deadline:
+        replace.drain(state, lease, slice_)
+    if slice_.state is SliceState.DRAINING and state.now >= grants.overdue(lease, slice_):
+        stop(state, lease, slice_)
+
+
+def _warn(state: State, lease: Lease) -> None:
     if not lease.warned and state.now >= grants.expiry_warning(lease):
         lease.warned = True
         left = -(-(lease.ends_at - state.now) // 60_000)
         state.tell(lease, Notice.EXPIRING, f"{lease.request.name} ends in {left} min; extend it to keep it.")
         state.at(lease.ends_at, "lease", lease.id)
         state.touch(lease)
-    for slice_id, leaving in list(lease.leaving.items()):
-        if state.now >= leaving.deadline and slice_id in lease.slices:
-            grants.drain(state, lease, lease.slices[slice_id])
-    _idle_step(state, lease)
-
-
-def _idle_step(state: State, lease: Lease) -> None:
-    when = idle_due(state, lease)
-    if not when or state.now < when:
-        return
-    lease.idle_steps += 1
-    name, steps, warnings = lease.request.name, lease.idle_steps, state.defaults.idle_warnings
-    minutes = (state.now - lease.idle_since) // 60_000
-    if steps <= warnings:
-        told = (
-            f"{name} has done nothing for {minutes} min (warning {steps} of {warnings}); keep it, or lose it."
-        )
-        state.tell(lease, Notice.IDLE, told)
-    elif steps == warnings + 1:
-        state.tell(lease, Notice.IDLE, f"{name} has done nothing for {minutes} min: others may take it now.")
-    else:
-        end(state, lease, f"idle for {minutes} min")
-        return
-    watch_idle(state, lease)
 
 
 def lost(state: State, lease: Lease, slice_: Slice, why: str) -> None:
     """A slice's node or device is gone, and with it the last that could be heard of its processes."""
     asked = slice_.state in (SliceState.DRAINING, SliceState.STOPPING)
     if not asked and lease.state in HOLDING:
-        grants.want(state, lease, slice_, slice_.device)
+        replace.want(state, lease, slice_, slice_.device)
         state.tell(lease, Notice.MIGRATING, f"{lease.request.name} lost {gpus(slice_.milli)}: {why}.")
     state.vacate(lease, slice_)
     state.touch(lease)

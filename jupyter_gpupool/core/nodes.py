@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import grants, lives
+from jupyter_gpupool.core import grants, lives, replace
 from jupyter_gpupool.core.model import (
     ANY,
     Device,
@@ -28,7 +28,7 @@ from jupyter_gpupool.core.model import (
     StopSlice,
     Verdict,
 )
-from jupyter_gpupool.core.state import DeviceRecord, Lease, Leaving, NodeRecord, NodeState, State
+from jupyter_gpupool.core.state import WORKING, DeviceRecord, Lease, Leaving, NodeRecord, NodeState
 
 if TYPE_CHECKING:
     from jupyter_gpupool.core.model import (
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         Uncordoned,
         VerdictChanged,
     )
+    from jupyter_gpupool.core.strokes import State
 
 #: How long the old slice of an `evacuate` may wait for its replacement to run, in milliseconds.
 EVACUATION = 30_000
@@ -78,7 +79,7 @@ def on_joined(state: State, event: NodeJoined) -> None:
     record.node = node = dataclasses.replace(node, generation=record.node.generation)
     record.state, record.lost_at = NodeState.UP, 0
     state.version += 1
-    state.stirred = True
+    state.stir()
     missing = state.cluster.update_node(node)
     _take_in_devices(state, record)
     for lease, slice_ in slices_on(state, node.name):
@@ -128,6 +129,7 @@ def _take_in_devices(state: State, record: NodeRecord) -> None:
     here = {device.uuid for device in record.node.devices}
     for uuid in [uuid for uuid, each in state.devices.items() if each.device.node == record.node.name]:
         if uuid not in here:
+            state.count_device(state.devices[uuid], there=False)
             del state.devices[uuid]
 
 
@@ -149,6 +151,9 @@ def _lay_ghosts(state: State, record: NodeRecord, adopted: tuple[str, ...]) -> N
     """End what the node still runs and the pool has given up; its parts stay taken until it is gone."""
     node = record.node
     ghosts, record.ghosts = record.ghosts, {}
+    for ident in ghosts:
+        if state.cluster.taken(ident):
+            state.cluster.release(ident)
     for ident in adopted:
         if state.slice_of(ident):
             continue
@@ -177,7 +182,6 @@ def on_slice_freed(state: State, event: SliceFreed) -> None:
             state.cluster.release(event.slice)
         if ghost or record.strangers.pop(event.slice, None) is not None:
             bar_node(state, record)
-            state.stirred = True
             state.version += 1
 
 
@@ -215,7 +219,7 @@ def lose_node(state: State, name: str) -> None:
     for ident in list(record.ghosts):
         state.cluster.release(ident)
     state.version += 1
-    state.stirred = True
+    state.stir()
     tell_administrators(state, f"{name} is lost; the work of its leases moves.")
     for lease, slice_ in slices_on(state, name):
         record.ghosts[slice_.id] = slice_
@@ -228,6 +232,10 @@ def bar_node(state: State, record: NodeRecord) -> None:
         state.cluster.unbar(record.node.name, Reason.NODE_SILENT)
     else:
         state.cluster.bar(record.node.name, Reason.NODE_SILENT, f"{record.node.name} is {record.state}")
+    for device in record.node.devices:
+        if device.uuid in state.devices:
+            count(state, state.devices[device.uuid])
+    state.stir()
 
 
 # -------------------------------------------------------------------------------------------------- devices
@@ -247,8 +255,16 @@ def bar(state: State, record: DeviceRecord) -> None:
         else:
             state.cluster.unbar(record.device.uuid, reason)
     state.cluster.doubt(record.device.uuid, record.verdict is Verdict.WATCH or record.probation)
-    state.stirred = True
+    count(state, record)
+    state.stir()
     state.version += 1
+
+
+def count(state: State, record: DeviceRecord) -> None:
+    """Count a device for what there is to share out, while it may take work or its node is only silent."""
+    node = state.nodes[record.device.node]
+    out = record.verdict in MOVES or record.cordoned or node.cordoned or record.outside
+    state.count_device(record, there=not out and node.state is not NodeState.LOST)
 
 
 def on_verdict(state: State, event: VerdictChanged) -> None:
@@ -286,7 +302,7 @@ def _restart_worker(state: State, event: VerdictChanged) -> None:
 def move(state: State, target: str, leaving: Leaving) -> None:
     """Move all work off a device or node."""
     for lease, slice_ in slices_on(state, target):
-        grants.leave(state, lease, slice_, leaving)
+        replace.leave(state, lease, slice_, leaving)
 
 
 def on_outside_use(state: State, event: OutsideUse) -> None:
@@ -316,10 +332,10 @@ def on_uncordoned(state: State, event: Uncordoned) -> None:
     if not _cordon(state, event.target, ""):
         return
     for lease, slice_ in slices_on(state, event.target):
-        waiting = slice_.id in lease.needs and slice_.state in (SliceState.STARTING, SliceState.RUNNING)
+        waiting = slice_.id in lease.needs and slice_.state in WORKING
         if waiting and state.devices[slice_.device].verdict not in MOVES:
             del lease.leaving[slice_.id]
-            del lease.needs[slice_.id]
+            replace.forgo(state, lease, slice_.id)
             state.touch(lease)
 
 

@@ -18,16 +18,30 @@ import heapq
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from jupyter_gpupool.core import (
+    claims,
+    elastic,
+    extend,
+    figures,
+    idle,
+    lives,
+    model,
+    quotas,
+    records,
+    settle,
+    submit,
+)
 from jupyter_gpupool.core import explain as why
-from jupyter_gpupool.core import grants, lives, model, records, shares, submit
 from jupyter_gpupool.core import nodes as hosts
-from jupyter_gpupool.core.model import ANY, WHOLE, Instruction, PoolEvent, RefuseRequest, Request
-from jupyter_gpupool.core.state import DeviceRecord, Lease, NodeRecord, NodeState, State
+from jupyter_gpupool.core.model import Instruction, PoolEvent, RefuseRequest, Request
+from jupyter_gpupool.core.state import DeviceRecord, Lease, NodeRecord
+from jupyter_gpupool.core.strokes import State
 from jupyter_gpupool.core.validate import validate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from jupyter_gpupool.core.ledger import Ledger
     from jupyter_gpupool.core.model import ConfigChanged, Project
 
 __all__ = ["Lease", "Pool"]
@@ -35,24 +49,14 @@ __all__ = ["Lease", "Pool"]
 
 def on_config(state: State, event: ConfigChanged) -> None:
     """The tree of projects or the defaults change; quotas that do not add up are refused."""
-    refusals = shares.check(event.projects, capacity(state))
+    there = state.capacity if any(state.capacity.values()) else {}
+    refusals = quotas.check(event.projects, there)
     if refusals:
         state.emit(RefuseRequest, lease="", refusals=refusals)
         return
-    state.projects, state.defaults = event.projects, event.defaults
-    records.rebuild_tree(state)
-    state.stirred = True
+    records.reconfigure(state, event.projects, event.defaults)
+    state.stir()
     state.version += 1
-
-
-def capacity(state: State) -> dict[str, int]:
-    """Thousandths of GPUs of nodes that are not lost, by model and for `ANY`."""
-    found: dict[str, int] = {}
-    for record in state.devices.values():
-        if state.nodes[record.device.node].state is not NodeState.LOST:
-            for key in (ANY, record.device.model):
-                found[key] = found.get(key, 0) + WHOLE
-    return found
 
 
 def on_tick(state: State, event: model.Tick) -> None:
@@ -68,10 +72,11 @@ HANDLERS: dict[type[PoolEvent], Callable[[State, Any], None]] = {
     model.RequestSubmitted: submit.on_submitted,
     model.RequestWithdrawn: lives.on_withdrawn,
     model.LeaseReleased: lives.on_released,
-    model.LeaseExtended: lives.on_extended,
-    model.LeaseKept: lives.on_kept,
-    model.LeaseIdle: lives.on_idle,
-    model.LeaseBusy: lives.on_busy,
+    model.LeaseExtended: extend.on_extended,
+    model.LeaseScaled: elastic.on_scaled,
+    model.LeaseKept: idle.on_kept,
+    model.LeaseIdle: idle.on_idle,
+    model.LeaseBusy: idle.on_busy,
     model.LeaseStarted: lives.on_lease_started,
     model.LeaseFailed: lives.on_lease_failed,
     model.LeaseFreed: lives.on_lease_freed,
@@ -89,7 +94,12 @@ HANDLERS: dict[type[PoolEvent], Callable[[State, Any], None]] = {
 }
 
 #: What is looked at when its time has come.
-TIMERS: dict[str, Callable[[State, str], None]] = {"lease": lives.due, "node": hosts.due}
+TIMERS: dict[str, Callable[[State, str], None]] = {
+    "lease": lives.due,
+    "node": hosts.due,
+    "claim": claims.due,
+    "wake": settle.wake,
+}
 
 
 class Pool:
@@ -110,7 +120,7 @@ class Pool:
         state.out = []
         self._ring()
         HANDLERS[type(event)](state, event)
-        grants.settle(state)
+        settle.settle(state)
         if state.version == before[1]:
             state.now = before[0]
         out, state.out = state.out, []
@@ -122,7 +132,7 @@ class Pool:
         while timers and timers[0][0] <= state.now:
             _, kind, ident = heapq.heappop(timers)
             TIMERS[kind](state, ident)
-            grants.settle(state)
+            settle.settle(state)
 
     # --------------------------------------------------------------------------------------------- looking
 
@@ -156,6 +166,11 @@ class Pool:
         """The defaults as configured."""
         return self._state.defaults
 
+    @property
+    def ledger(self) -> Ledger:
+        """What was used, and what reclaims took."""
+        return self._state.ledger
+
     def device_name(self, uuid: str) -> str:
         """Name a device for people: "node-1/gpu3"."""
         return self._state.device_name(uuid)
@@ -175,6 +190,15 @@ class Pool:
             KeyError: There is no such lease.
         """
         return why.explain(self._state, self._state.leases[lease], now)
+
+    def queue(self, now: int) -> list[tuple[str, int]]:
+        """All that waits, the next one first: its id and when it should start (0: not known)."""
+        del now
+        return why.queue(self._state)
+
+    def usage(self, now: int) -> dict[str, Any]:
+        """What everybody is served, deserves and has used, and what reclaims have taken; JSON-able."""
+        return figures.figures(self._state, now)
 
     def would(self, request: Request, now: int) -> why.Explanation:
         """Say whether a request would start now, else when and why not; nothing changes."""

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpupool.core import grants, lives, nodes, shares
+from jupyter_gpupool.core import grants, idle, nodes
 from jupyter_gpupool.core.demand import Demand
+from jupyter_gpupool.core.ledger import Account, Reclaim
+from jupyter_gpupool.core.line import Waiting
 from jupyter_gpupool.core.model import (
     Defaults,
     DrainMode,
     DrainSlice,
     EndLease,
     Instruction,
-    LeaseState,
     Project,
     Slice,
     SliceState,
@@ -26,18 +27,23 @@ from jupyter_gpupool.core.model import (
     decode,
     encode,
 )
+from jupyter_gpupool.core.shares import Decay
 from jupyter_gpupool.core.state import (
     HOLDING,
+    WAITING,
     DeviceRecord,
     Lease,
     NodeRecord,
     NodeState,
     SchedulerState,
-    State,
 )
+from jupyter_gpupool.core.strokes import State, limits
+from jupyter_gpupool.core.tree import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from jupyter_gpupool.core.tree import Tenant
 
 #: Written into each snapshot; a change of form gets a new number and a step in `UPGRADES`.
 FORM = 1
@@ -58,8 +64,24 @@ def snapshot(state: State) -> dict[str, Any]:
         "leases": encode(state.leases),
         "ended": list(state.ended),
         "needy": list(state.needy),
+        "wake_at": state.wake_at,
         "demand": state.cluster.demand.snapshot(),
+        "epoch": state.tree.decay.epoch,
+        "usage": usage(state),
+        "accounts": encode(state.ledger.accounts),
+        "reclaims": encode(state.ledger.reclaims),
+        "reclaim_count": state.ledger.count,
     }
+
+
+def usage(state: State) -> list[list[Any]]:
+    """The decayed usage of everybody who has any: project, user ("": the project itself), usage."""
+    found = [
+        [each.project, each.name if each.user else "", each.usage]
+        for each in state.tree.everybody()
+        if each.usage
+    ]
+    return sorted(found)
 
 
 def restore(data: dict[str, Any]) -> State:
@@ -85,10 +107,26 @@ def _restore(data: dict[str, Any]) -> State:
         state.leases[ident] = decode(Lease, each)
     state.ended = dict.fromkeys(data["ended"])
     state.needy = dict.fromkeys(data["needy"])
-    if "demand" in data:
-        state.cluster.demand = Demand.restore(data["demand"])
+    state.wake_at = data["wake_at"]
+    state.cluster.demand = Demand.restore(data["demand"])
+    for key, each in data["accounts"].items():
+        state.ledger.accounts[key] = decode(Account, each)
+    state.ledger.reclaims = [decode(Reclaim, each) for each in data["reclaims"]]
+    state.ledger.count = data["reclaim_count"]
     _index(state)
+    state.tree = Tree(state.projects, Decay(state.defaults.half_life, data["epoch"]))
+    state.tree.capacity(state.capacity)
+    for lease in state.leases.values():
+        _count(state, lease)
+    for project, user, used in data["usage"]:
+        _tenant(state, project, user).usage = used
+    state.tree.refresh()
+    state.stirred = False
     return state
+
+
+def _tenant(state: State, project: str, user: str) -> Tenant:
+    return state.tree.user(project, user) if user else state.tree.project(project)
 
 
 def _index(state: State) -> None:
@@ -103,33 +141,65 @@ def _index(state: State) -> None:
             state.cluster.occupy(ghost)
         if record.lost_at:
             state.at(record.lost_at, "node", record.node.name)
+    if state.wake_at:
+        state.at(state.wake_at, "wake", "")
     for lease in state.leases.values():
         _index_lease(state, lease)
-    rebuild_tree(state)
-    state.stirred = False
 
 
 def _index_lease(state: State, lease: Lease) -> None:
     for slice_ in lease.slices.values():
         state.cluster.occupy(slice_)
         state.on_node.setdefault(slice_.node, {})[slice_.id] = None
-    if lease.state not in (LeaseState.DRAINING, LeaseState.ENDED):
+    if lease.state in (*WAITING, *HOLDING) or lease.suspending:
         state.names[lease.request.user, lease.request.name] = lease.id
-    if lease.state in (LeaseState.PENDING, LeaseState.SUSPENDED):
-        state.waiting[lease.id] = None
+    times = [leaving.deadline for leaving in lease.leaving.values()]
+    times += [grants.overdue(lease, lease.slices[ident]) for ident in lease.leaving]
     if lease.state in HOLDING:
-        times = [leaving.deadline for leaving in lease.leaving.values()]
-        times += [lease.ends_at, grants.expiry_warning(lease), lives.idle_due(state, lease)]
-        for when in filter(None, times):
-            state.at(when, "lease", lease.id)
+        times += [lease.ends_at, grants.expiry_warning(lease), idle.due(state, lease)]
+    for when in filter(None, times):
+        state.at(when, "lease", lease.id)
+    if lease.claim:
+        state.at(lease.claim.until, "claim", lease.id)
+        state.awaited.update(dict.fromkeys(lease.claim.awaited, lease.id))
+        for key, part in lease.claim.held.items():
+            state.cluster.hold(key, lease.id, part)
 
 
-def rebuild_tree(state: State) -> None:
-    """Make the tree of the present configuration and charge it with what is held."""
-    state.tree = shares.Tree(state.projects)
+def _count(state: State, lease: Lease) -> None:
+    """Charge a lease in the tree and put it where it belongs; usage is kept apart, only its rate is set."""
+    leaf = state.leaf(lease.request)
+    for ident, charge in lease.charges.items():
+        state.tree.hold(leaf, limits(charge), 1)
+        if ident not in lease.extra and ident not in lease.unserved:
+            state.tree.serve(leaf, charge.model, charge.milli)
+        if ident in lease.meters:
+            for tenant in leaf.path():
+                tenant.rate += charge.rate
+    for charge in lease.claim.charges if lease.claim else ():
+        state.tree.hold(leaf, limits(charge), 1)
+        state.tree.serve(leaf, charge.model, charge.milli)
+    state.place(lease)
+
+
+def reconfigure(state: State, projects: tuple[Project, ...], defaults: Defaults) -> None:
+    """Take over another configuration: everybody keeps what they have, and what they have used."""
+    old = state.tree
+    state.projects, state.defaults = projects, defaults
+    worth = {
+        (each.project, each.name if each.user else ""): old.worth(each, state.now) for each in old.everybody()
+    }
+    state.tree = Tree(projects, Decay(defaults.half_life, state.now))
+    state.tree.capacity(state.capacity)
+    state.waiting = Waiting()
+    state.holding = {}
     for lease in state.leases.values():
-        for charge in lease.charges.values():
-            state.tree.user(lease.request.project, lease.request.user).charge(charge, 1)
+        _count(state, lease)
+    for (project, user), amount in worth.items():
+        known = state.tree.tenants if not user else state.tree.users
+        if amount and ((project, user) if user else project) in known:
+            state.tree.use(_tenant(state, project, user), amount, state.now)
+    state.tree.refresh()
 
 
 def orders(state: State, node: str) -> list[Instruction]:

@@ -1,225 +1,166 @@
-"""Who is next: the tree of projects with its users as leaves, and the order of what waits.
+"""Who is next, as arithmetic on values: deserved shares, decayed usage, and the order of siblings.
 
-Rule 1: users are the leaves; what a user has counts in every project above them.
-Rule 2: a hard limit is never passed, by anybody in the tree, in any of its keys.
+Rule 1: a deserved share is given out level by level: `min(quota, demand)` first, then the rest by tier,
+        then by weight with the largest remainder, in whole GPUs wherever all ask for whole GPUs. Nothing is
+        lost: the shares of siblings sum to what there is, or to what they want.
+Rule 2: usage halves every half-life. It is kept as a sum that only grows (each second weighs more than the
+        one before), so that the order of two tenants does not depend on when it is looked at.
+Rule 3: what runs is charged a while ahead from the moment of its grant: a burst between two looks gains
+        nothing.
+Rule 4: less served = below its deserved share first, then less decayed usage by weight, then who waits
+        longest. If A is less served than its sibling B, everything below A comes before everything below B.
+Rule 5: integers only.
 
-Not its business: where something goes (`placement`).
+Not its business: the tree itself (`tree`), and where something goes (`placement`).
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core.model import ANY, Amounts, Project, Reason, Refusal, UserShare
+from jupyter_gpupool.core.model import WHOLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Sequence
 
-    from jupyter_gpupool.core.state import Charge
-
-#: Keys of limits that are no models: host CPUs (thousandths of a core) and host memory (bytes).
-CPUS = "cpus"
-MEMORY = "memory"
-
-
-class Tenant:
-    """A project or a user in the tree."""
-
-    __slots__ = ("children", "held", "limit", "name", "parent", "quota", "tier", "user", "weight")
-
-    def __init__(self, name: str, parent: Tenant | None, *, user: bool = False) -> None:
-        """Hang a tenant below another; `Tree` gives it its numbers."""
-        self.name = name
-        self.parent = parent
-        self.user = user
-        self.children: dict[str, Tenant] = {}
-        self.quota: dict[str, int] = {}
-        self.limit: dict[str, int] = {}
-        self.weight = 1
-        self.tier = 0
-        #: What is charged to it, by model, for `ANY` model, of host `CPUS` and `MEMORY`.
-        self.held: dict[str, int] = {}
-
-    def numbers(self, quota: Amounts, limit: Amounts, weight: int, tier: int) -> None:
-        """Set what the configuration says."""
-        self.quota, self.limit, self.weight, self.tier = dict(quota), dict(limit), weight, tier
-
-    def path(self) -> Iterator[Tenant]:
-        """This one and all above it, the root last."""
-        here: Tenant | None = self
-        while here is not None:
-            yield here
-            here = here.parent
-
-    def charge(self, charge: Charge, sign: int) -> None:
-        """Add a charge to this one and all above it, or take it off."""
-        amounts = (
-            (ANY, charge.milli),
-            (charge.model, charge.milli),
-            (CPUS, charge.cpus),
-            (MEMORY, charge.memory),
-        )
-        for tenant in self.path():
-            held = tenant.held
-            for key, amount in amounts:
-                held[key] = held.get(key, 0) + sign * amount
+#: Steps of the table of powers of two, and the bits after the point.
+_STEPS = 4096
+_BITS = 40
+#: So many half-lives after its epoch, a `Decay` asks for a new one.
+_SPAN = 64
 
 
-class Tree:
-    """All projects and users."""
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What one of several siblings wants of what there is. Amounts in thousandths of a GPU."""
 
-    def __init__(self, projects: tuple[Project, ...]) -> None:
-        """Build the tree of a configuration that `check` has passed."""
-        self.root = Tenant("", None)
-        self.projects: dict[str, Project] = {project.name: project for project in projects}
-        self.tenants: dict[str, Tenant] = {}
-        self.users: dict[tuple[str, str], Tenant] = {}
-        for project in projects:
-            self._project(project.name)
-
-    def _project(self, name: str) -> Tenant:
-        if not name:
-            return self.root
-        if name in self.tenants:
-            return self.tenants[name]
-        project = self.projects.get(name)
-        parent = self._project(project.parent) if project else self.root
-        tenant = self.tenants[name] = parent.children["project:" + name] = Tenant(name, parent)
-        if project:
-            tenant.numbers(project.quota, project.limit, project.weight, project.tier)
-            for each in project.users:
-                self.user(name, each.name).numbers(each.quota, each.limit, each.weight, each.tier)
-        return tenant
-
-    def user(self, project: str, name: str) -> Tenant:
-        """Find a user's leaf in a project; made when first asked for: weight 1, no quota, no limit."""
-        leaf = self.users.get((project, name))
-        if leaf is None:
-            parent = self._project(project)
-            leaf = self.users[project, name] = Tenant(name, parent, user=True)
-            parent.children["user:" + name] = leaf
-        return leaf
-
-    def over_limit(self, leaf: Tenant, amounts: Iterable[tuple[str, int]], *, ever: bool) -> Refusal | None:
-        """Say which hard limit these amounts would pass: with what is held now, or `ever`."""
-        for tenant in leaf.path():
-            for key, amount in amounts:
-                most = tenant.limit.get(key)
-                if most is not None and amount + (0 if ever else tenant.held.get(key, 0)) > most:
-                    return _over(tenant, key, most, amount, ever=ever)
-        return None
+    name: str
+    quota: int
+    demand: int
+    weight: int = 1
+    tier: int = 0
 
 
-def _over(tenant: Tenant, key: str, most: int, amount: int, *, ever: bool) -> Refusal:
-    who = f"{'user' if tenant.user else 'project'} {tenant.name}"
-    unit = {CPUS: " CPUs", MEMORY: " bytes of host memory", ANY: " GPUs"}.get(key, f" {key}")
-    limit, asked, held = (_count(key, each) for each in (most, amount, tenant.held.get(key, 0)))
-    if ever:
-        sentence = f"The limit of {who} is {limit}{unit}; this asks for {asked}."
-        return Refusal(
-            reason=Reason.OVER_LIMIT,
-            sentence=sentence,
-            advice=f"Ask for at most {limit}{unit}.",
-            field="gpus",
-        )
-    sentence = f"{who} has {held} of at most {limit}{unit}; {asked} more would be over it."
-    return Refusal(
-        reason=Reason.AT_LIMIT, sentence=sentence[0].upper() + sentence[1:], advice="Release a lease first."
+def deserved(total: int, wants: Sequence[Want]) -> list[int]:
+    """Give out `total` to siblings, by rule 1; the answer is in their order."""
+    given = _pour(total, [(min(each.quota, each.demand), each.quota, each.name) for each in wants], 1)
+    left = total - sum(given)
+    for tier in sorted({each.tier for each in wants}, reverse=True) if left > 0 else ():
+        for heavy in (True, False):
+            # A weight of nothing gets what those with a weight leave over.
+            needs = [
+                (each.demand - got if each.tier == tier and (each.weight > 0) is heavy else 0)
+                for each, got in zip(wants, given, strict=True)
+            ]
+            rows = [(need, max(1, each.weight), each.name) for need, each in zip(needs, wants, strict=True)]
+            more = _pour(left, rows, _unit(needs))
+            given = [got + extra for got, extra in zip(given, more, strict=True)]
+            left -= sum(more)
+    return given
+
+
+def _unit(needs: Sequence[int]) -> int:
+    """The amount to give out in: a whole GPU, or the part that all needs are multiples of."""
+    common = math.gcd(WHOLE, *needs)
+    return common if common >= WHOLE // 10 else WHOLE
+
+
+def _pour(total: int, rows: Sequence[tuple[int, int, str]], unit: int) -> list[int]:
+    """Give `total` to (need, weight, name) in proportion to weight, nobody more than their need."""
+    given = [0] * len(rows)
+    left, weights = total, sum(weight for need, weight, _ in rows if need > 0)
+    # Whoever needs least by weight is satisfied first; all that are left then share alike.
+    active = sorted(
+        (need * 1_000_000 // max(1, weight), name, at)
+        for at, (need, weight, name) in enumerate(rows)
+        if need > 0
     )
+    for place, (_, _, at) in enumerate(active):
+        need, weight, _ = rows[at]
+        if need * weights > left * weight:
+            active = active[place:]
+            break
+        given[at] = need
+        left -= need
+        weights -= weight
+    else:
+        return given
+    _remainders(left, [at for _, _, at in active], rows, given, unit)
+    return given
 
 
-def _count(key: str, amount: int) -> str:
-    return str(amount) if key == MEMORY else f"{amount / 1000:g}"
+def _remainders(
+    left: int, active: Sequence[int], rows: Sequence[tuple[int, int, str]], given: list[int], unit: int
+) -> None:
+    """Share out what is left in units; the units that remain go to the largest remainders."""
+    ranked = []
+    rest, weights = left, sum(rows[at][1] for at in active)
+    for at in active:
+        need, weight, name = rows[at]
+        exact = left * weight
+        given[at] = min(need, exact // weights // unit * unit)
+        rest -= given[at]
+        ranked.append((given[at] * weights - exact, name, at))
+    ranked.sort()
+    while rest > 0:
+        before = rest
+        for _, _, at in ranked:
+            extra = min(unit, rest, rows[at][0] - given[at])
+            given[at] += extra
+            rest -= extra
+        if rest == before:
+            break
 
 
-def check(projects: tuple[Project, ...], capacity: dict[str, int]) -> tuple[Refusal, ...]:
-    """Say what is wrong with a tree of projects; () if nothing.
-
-    Args:
-        projects: The tree.
-        capacity: Thousandths of GPUs of the pool, by model and for `ANY`; empty where no node has joined yet.
-    """
-    names = [project.name for project in projects]
-    refusals = [
-        _bad(f"Project {project.name} stands twice.") for project in projects if names.count(project.name) > 1
-    ]
-    refusals += [
-        _bad(f"Project {project.name} is below {project.parent}, which is no project.")
-        for project in projects
-        if project.parent and project.parent not in names
-    ]
-    refusals += [
-        _bad(f"Project {name!r} needs a name without a slash.") for name in names if not name or "/" in name
-    ]
-    refusals += [_bad(f"Project {each} is below itself.") for each in _circles(projects)]
-    if not refusals:
-        refusals = [*_sums(projects, capacity)]
-    return tuple(refusals)
+def _powers() -> tuple[int, ...]:
+    """2 ** (k / _STEPS) for k = 0 … _STEPS, `_BITS` bits after the point; by integers, alike everywhere."""
+    step = 2 << 120
+    for _ in range(_STEPS.bit_length() - 1):
+        step = math.isqrt(step << 120)
+    found, power = [], 1 << 120
+    for _ in range(_STEPS + 1):
+        found.append(power >> (120 - _BITS))
+        power = power * step >> 120
+    return tuple(found)
 
 
-def _bad(sentence: str) -> Refusal:
-    return Refusal(reason=Reason.BAD_REQUEST, sentence=sentence, field="projects")
+_POWERS = _powers()
 
 
-def _circles(projects: tuple[Project, ...]) -> list[str]:
-    above = {project.name: project.parent for project in projects}
-    found = []
-    for name, parent in above.items():
-        here, seen = parent, {name}
-        while here and here not in seen:
-            seen.add(here)
-            here = above.get(here, "")
-        if here == name:
-            found.append(name)
-    return found
+@dataclass(slots=True)
+class Decay:
+    """How much a millisecond at some time weighs, against one at the epoch."""
 
+    half_life: int
+    epoch: int = 0
 
-def effective(projects: tuple[Project, ...]) -> dict[str, dict[str, int]]:
-    """The quota of each project: as stated, else the sum of those right below it; "" is all projects' sum."""
-    below: dict[str, list[Project]] = {}
-    for project in projects:
-        below.setdefault(project.parent, []).append(project)
+    def at(self, when: int) -> int:
+        """Weigh a time: twice as much a half-life later.
 
-    def quota(project: Project) -> dict[str, int]:
-        summed = total(project.name, project.users)
-        found[project.name] = dict(project.quota) or summed
-        return found[project.name]
+        Differences of this function times a rate are usage: the integral of the weight, but for a constant.
+        """
+        lives, rest = divmod(when - self.epoch, self.half_life)
+        place, part = divmod(rest * _STEPS, self.half_life)
+        low = _POWERS[place]
+        weight = low + (_POWERS[place + 1] - low) * part // self.half_life
+        return weight << lives if lives >= 0 else weight >> -lives
 
-    def total(name: str, users: tuple[UserShare, ...]) -> dict[str, int]:
-        summed: dict[str, int] = {}
-        for part in [quota(each) for each in below.get(name, [])] + [dict(each.quota) for each in users]:
-            for key, amount in part.items():
-                summed[key] = summed.get(key, 0) + amount
-        return summed
+    def stale(self, now: int) -> bool:
+        """Numbers have become long: a new epoch is due."""
+        return now - self.epoch > _SPAN * self.half_life
 
-    found: dict[str, dict[str, int]] = {}
-    found[""] = total("", ())
-    return found
+    def renew(self) -> int:
+        """Begin a new epoch; returns by how many bits everything kept so far is to be shifted down."""
+        self.epoch += _SPAN * self.half_life
+        return _SPAN
 
+    def worth(self, usage: int, now: int) -> int:
+        """Say what a kept sum is worth at `now`, in the rate's unit times milliseconds."""
+        # The integral of 2**(t/h) is h / ln 2 times itself; 1 / ln 2 = 1.442695.
+        return usage * self.half_life * 1_442_695 // (1_000_000 * self.at(now))
 
-def _sums(projects: tuple[Project, ...], capacity: dict[str, int]) -> Iterator[Refusal]:
-    """Quotas that sum above their parent's, or above the pool."""
-    most = effective(projects)
-    below: dict[str, dict[str, int]] = {}
-    for project in projects:
-        parts = [(project.parent, most[project.name])] + [
-            (project.name, dict(each.quota)) for each in project.users
-        ]
-        for parent, quota in parts:
-            total = below.setdefault(parent, {})
-            for key, amount in quota.items():
-                total[key] = total.get(key, 0) + amount
-    if capacity:
-        most[""] = capacity
-    for parent, total in below.items():
-        for key, amount in sorted(total.items()):
-            bound = most[parent].get(key, most[parent].get(ANY, 0))
-            if amount > bound:
-                whose = f"of project {parent}" if parent else "of the pool"
-                what = "GPUs" if key == ANY else key
-                yield Refusal(
-                    reason=Reason.QUOTA_SUM,
-                    sentence=f"Quotas sum to {amount / 1000:g} {what}, above the {bound / 1000:g} {whose}.",
-                    advice="Lower them, or raise what is above them.",
-                    field="projects",
-                )
+    def kept(self, worth: int, now: int) -> int:
+        """Say how a usage of that worth at `now` is kept; the reverse of `worth`."""
+        return worth * 1_000_000 * self.at(now) // (self.half_life * 1_442_695)

@@ -9,26 +9,28 @@ Not its business: when it starts (`grants`).
 from __future__ import annotations
 
 import dataclasses
+import typing
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import grants, lives, placement
+from jupyter_gpupool.core import counts, extend, give, placement, wants
+from jupyter_gpupool.core.line import fields
 from jupyter_gpupool.core.model import (
     ANY,
     HOUR,
     WHOLE,
-    LeaseState,
     Project,
     Reason,
     Refusal,
     RefuseRequest,
     Request,
 )
-from jupyter_gpupool.core.state import Lease, State
+from jupyter_gpupool.core.state import Lease
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from jupyter_gpupool.core.model import RequestSubmitted
+    from jupyter_gpupool.core.strokes import State
 
 
 def on_submitted(state: State, event: RequestSubmitted) -> None:
@@ -38,12 +40,24 @@ def on_submitted(state: State, event: RequestSubmitted) -> None:
     if refusals:
         state.emit(RefuseRequest, lease=request.id, refusals=refusals)
         return
-    lease = state.leases[request.id] = Lease(request=request)
-    state.names[request.user, request.name] = lease.id
-    state.waiting[lease.id] = None
     state.cluster.demand.observe(request)
-    state.stirred = True
+    lease = state.leases[request.id] = make(state, request)
+    state.names[request.user, request.name] = lease.id
+    state.place(lease)
     state.touch(lease)
+
+
+def make(state: State, request: Request) -> Lease:
+    """Make the record of a completed request."""
+    most = max(request.count, request.max_count)
+    return Lease(request=request, sure=request.count, wanted=most, estimate=estimate(state, request))
+
+
+def estimate(state: State, request: Request) -> int:
+    """Thousandths of a GPU that one slice will be charged, as far as is known before it has a place."""
+    if not (request.vram or request.mig or request.isolated):
+        return request.milli
+    return counts.most_charged(state.cluster, wants.want_of(request))
 
 
 def complete(state: State, request: Request) -> Request:
@@ -124,7 +138,7 @@ def _not_allowed(state: State, request: Request) -> Iterator[Refusal]:
             advice="Use it, release it, or take another name.",
             field="name",
         )
-    most = lives.max_time(state, project.name)
+    most = extend.max_time(state, project.name)
     if request.time_limit > most:
         yield Refusal(
             reason=Reason.TIME_LIMIT,
@@ -136,12 +150,12 @@ def _not_allowed(state: State, request: Request) -> Iterator[Refusal]:
 
 def _never(state: State, request: Request) -> tuple[Refusal, ...]:
     leaf = state.tree.user(request.project, request.user)
-    over = state.tree.over_limit(leaf, grants.amounts(request, request.count), ever=True)
+    wanted = give.amounts(request, request.count, estimate(state, request))
+    over = state.tree.over_limit(leaf, wanted, ever=True)
     if over:
         return (over,)
-    return placement.feasible_ever(request, state.cluster)
-
-
-def waits(lease: Lease) -> bool:
-    """It waits for a grant."""
-    return lease.state in (LeaseState.PENDING, LeaseState.SUSPENDED)
+    # What a node's coming or going may change is asked once for all requests of a shape.
+    memo, key = state.cluster.memo, ("ever", request.count, fields(request))
+    if key not in memo:
+        memo[key] = placement.feasible_ever(request, state.cluster)
+    return typing.cast("tuple[Refusal, ...]", memo[key])

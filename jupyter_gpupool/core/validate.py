@@ -7,12 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core.model import ANY, LeaseState, SliceState
-from jupyter_gpupool.core.shares import CPUS, MEMORY
-from jupyter_gpupool.core.state import HOLDING, Lease, NodeState, SchedulerState, State
+from jupyter_gpupool.core.line import rank
+from jupyter_gpupool.core.model import ANY, LeaseState
+from jupyter_gpupool.core.shares import deserved
+from jupyter_gpupool.core.state import HOLDING, WAITING, WORKING, Lease, NodeState, SchedulerState
+from jupyter_gpupool.core.strokes import limits, stretches
+from jupyter_gpupool.core.tree import want
 
 if TYPE_CHECKING:
-    from jupyter_gpupool.core.shares import Tenant
+    from jupyter_gpupool.core.strokes import State
+    from jupyter_gpupool.core.tree import Tenant
+
+Sums = dict[str, int]
 
 
 def validate(state: State) -> None:
@@ -21,91 +27,170 @@ def validate(state: State) -> None:
     for ident, lease in state.leases.items():
         assert ident == lease.id
         _lease(state, lease)
+        _slices(state, lease)
     _indexes(state)
+    _queue(state)
+    _devices(state)
     _charges(state)
-    _limits(state.tree.root)
+    _shares(state)
 
 
 def _lease(state: State, lease: Lease) -> None:
-    waiting = lease.state in (LeaseState.PENDING, LeaseState.SUSPENDED)
-    assert waiting == (lease.id in state.waiting), f"{lease.id} is {lease.state}"
-    assert (lease.state is LeaseState.ENDED) == (lease.id in state.ended)
-    assert bool(lease.needs) == (lease.id in state.needy)
-    if waiting or lease.state is LeaseState.ENDED:
-        left = {**lease.slices, **lease.needs, **lease.charges}
-        assert not left, f"{lease.id} is {lease.state}"
+    """What a lease in its state has, and has not."""
+    what = f"{lease.id} is {lease.state}"
+    assert (lease.state is LeaseState.ENDED) == (lease.id in state.ended), what
+    assert bool(lease.needs) == (lease.id in state.needy), what
+    assert not lease.suspending or lease.state is LeaseState.DRAINING, what
+    assert lease.claim is None or lease.state in WAITING, what
+    if lease.state not in HOLDING:
+        assert not lease.needs, what
+    if lease.state in (*WAITING, LeaseState.ENDED):
+        left = {**lease.slices, **lease.charges, **lease.meters, **lease.extra, **lease.unserved}
+        assert not left, what
     if lease.state is LeaseState.ENDED:
-        assert lease.scheduler is SchedulerState.NONE
+        assert lease.scheduler is SchedulerState.NONE, what
     if lease.state in HOLDING:
-        assert lease.granted_at <= lease.ends_at
-        assert lease.scheduler in (SchedulerState.STARTING, SchedulerState.UP)
-        seats = [each.id for each in lease.live()]
-        assert len({*seats, *lease.needs}) <= max(lease.request.count, lease.request.max_count)
+        assert lease.granted_at <= lease.ends_at, what
+        assert lease.scheduler in (SchedulerState.STARTING, SchedulerState.UP), what
+        seats = {*lease.needs, *(each.id for each in lease.live())}
+        assert len(seats) <= lease.wanted, what
+        assert len({*lease.seats()}) <= max(lease.sure, 0), what
+
+
+def _slices(state: State, lease: Lease) -> None:
+    """Each slice occupies its part, and is charged or its replacement is."""
     for ident, slice_ in lease.slices.items():
         assert (slice_.id, slice_.lease) == (ident, lease.id)
         taken = state.cluster.taken(ident)
         assert taken, f"{ident} occupies nothing"
         assert (taken.holder, taken.held) == (lease.id, False)
-        if slice_.state is SliceState.STARTING and lease.state is LeaseState.ACTIVE:
-            assert slice_.replaces or state.nodes[slice_.node].state is not NodeState.LOST
+        assert state.nodes[slice_.node].state is not NodeState.LOST
+        replaced = any(each.replaces == ident for each in lease.slices.values())
+        assert replaced or slice_.state not in WORKING or ident in lease.charges, f"{ident} is not charged"
     assert set(lease.leaving) <= set(lease.slices)
+    assert set(lease.charges) <= {*lease.slices, *lease.needs}, f"{lease.id} is charged for what is not there"
+    assert {*lease.meters, *lease.extra, *lease.unserved} <= set(lease.charges)
+    assert not set(lease.extra) & set(lease.unserved)
+    for ident in lease.meters:
+        assert ident in lease.slices and ident not in lease.unserved  # noqa: PT018 - one thought
+    for ident in lease.unserved:
+        assert lease.slices[ident].state not in WORKING or ident in lease.leaving
 
 
 def _indexes(state: State) -> None:
-    """Whatever is taken of a device is a slice's or a ghost's, and the indexes know all of them."""
-    there = {ident for lease in state.leases.values() for ident in lease.slices}
-    ghosts = {
-        ident
-        for record in state.nodes.values()
-        for ident in record.ghosts
-        if record.state is not NodeState.LOST
-    }
+    """Every index is what the records say."""
+    leases = state.leases.values()
+    there = {ident for lease in leases for ident in lease.slices}
     assert {ident for idents in state.on_node.values() for ident in idents} == there
-    for uuid, record in state.devices.items():
-        assert record.device.node in state.nodes
-        for taken in state.cluster.taken_of(uuid):
-            assert taken.held or taken.key in there or taken.key in ghosts, f"{taken.key} is nobody's"
     names = {
         (each.request.user, each.request.name): each.id
-        for each in state.leases.values()
-        if each.state not in (LeaseState.DRAINING, LeaseState.ENDED)
+        for each in leases
+        if each.state in (*WAITING, *HOLDING) or each.suspending
     }
     assert names == state.names
-    for node in state.nodes.values():
-        if node.state is NodeState.LOST:
-            assert not state.on_node.get(node.node.name)
+    assert set(state.claims) == {each.id for each in leases if each.claim}
+    awaited = {ident: each.id for each in leases if each.claim for ident in each.claim.awaited}
+    assert awaited == state.awaited
+    elastic = {each.id for each in leases if stretches(each)}
+    assert set(state.elastic) == elastic
+    assert {ident for idents in state.holding.values() for ident in idents} == {
+        each.id for each in leases if each.state in HOLDING
+    }
+    ends = [(each.ends_at, each.id) for each in leases if each.slices and not each.suspending]
+    assert state.ends == sorted(ends)
+    assert state.end_of == {ident: when for when, ident in ends}
+
+
+def _queue(state: State) -> None:
+    """What waits stands in its user's line, once, in its place."""
+    waiting = {each.id: each for each in state.leases.values() if each.state in WAITING and not each.claim}
+    assert set(state.waiting) == set(waiting)
+    counted: dict[int, int] = {}
+    for leaf in state.tree.users.values():
+        for shape, line in leaf.line.shapes.items() if leaf.line else ():
+            assert line == sorted(line)
+            assert line
+            counted[id(shape)] = counted.get(id(shape), 0) + len(line)
+            for place, ident in line:
+                lease = waiting.pop(ident)
+                assert state.leaf(lease.request) is leaf
+                assert state.waiting.shape(lease) is shape
+                assert place == rank(lease.request, state.defaults)
+    assert not waiting
+    assert counted == {id(shape): shape.waiting for shape in state.waiting.shapes.values()}
+
+
+def _devices(state: State) -> None:
+    """Whatever is taken of a device is a slice's, a ghost's, or held for a claim."""
+    there = {ident for lease in state.leases.values() for ident in lease.slices}
+    held = {key for lease in state.leases.values() if lease.claim for key in lease.claim.held}
+    for record in state.nodes.values():
+        if record.state is not NodeState.LOST:
+            there |= set(record.ghosts)
+    for uuid, each in state.devices.items():
+        assert each.device.node in state.nodes
+        for taken in state.cluster.taken_of(uuid):
+            assert taken.key in (held if taken.held else there), f"{taken.key} is nobody's"
 
 
 def _charges(state: State) -> None:
-    """Every tenant is charged what its leases hold, no more and no less."""
-    held: dict[tuple[str, str], dict[str, int]] = {}
+    """Every tenant is charged, served and metered what its leases are, no more and no less."""
+    held: dict[Tenant, Sums] = {}
+    served: dict[Tenant, Sums] = {}
+    rates: dict[Tenant, int] = {}
+    waiting: dict[Tenant, int] = {}
     for lease in state.leases.values():
-        for ident, charge in lease.charges.items():
-            assert ident in lease.slices or ident in lease.needs, f"{ident} is charged and not there"
-            sums = held.setdefault((lease.request.project, lease.request.user), {})
-            for key, amount in (
-                (ANY, charge.milli),
-                (charge.model, charge.milli),
-                (CPUS, charge.cpus),
-                (MEMORY, charge.memory),
-            ):
-                sums[key] = sums.get(key, 0) + amount
-    for user, leaf in state.tree.users.items():
-        _equal(leaf.held, held.get(user, {}))
-    assert set(held) <= set(state.tree.users)
-    for tenant in [state.tree.root, *state.tree.tenants.values()]:
-        total: dict[str, int] = {}
+        path = [*state.leaf(lease.request).path()]
+        claimed = lease.claim.charges if lease.claim else ()
+        mine = {ident: each for ident, each in lease.charges.items() if ident not in lease.unserved}
+        sure = [each for ident, each in mine.items() if ident not in lease.extra]
+        for tenant in path:
+            waiting[tenant] = waiting.get(tenant, 0) + (lease.id in state.waiting)
+            rates[tenant] = rates.get(tenant, 0) + sum(lease.charges[each].rate for each in lease.meters)
+            for charge in (*lease.charges.values(), *claimed):
+                _add(held.setdefault(tenant, {}), limits(charge))
+            for charge in (*sure, *claimed):
+                _add(served.setdefault(tenant, {}), ((ANY, charge.milli), (charge.model, charge.milli)))
+    for tenant in state.tree.everybody():
+        _equal(tenant.held, held.get(tenant, {}))
+        _equal(tenant.served, served.get(tenant, {}))
+        assert tenant.rate == rates.get(tenant, 0), tenant.title()
+        assert tenant.waiting == waiting.get(tenant, 0), tenant.title()
+
+
+def _shares(state: State) -> None:
+    """Demands are what the leases want, and shares are what the demands deserve."""
+    tree = state.tree
+    wants: dict[Tenant, Sums] = {}
+    for lease in state.leases.values():
+        asked = tree.asked.get(lease.id, ())
+        assert asked == state.wants(lease), lease.id
+        _add(wants.setdefault(state.leaf(lease.request), {}), asked)
+    assert set(tree.asked) <= set(state.leases)
+    tree.refresh()
+    _equal(tree.root.share, {key: state.capacity[key] for key in tree.root.share})
+    for tenant in reversed(tree.everybody()):
         for child in tenant.children.values():
-            for key, amount in child.held.items():
-                total[key] = total.get(key, 0) + amount
-        _equal(tenant.held, total)
+            _add(wants.setdefault(tenant, {}), tuple(child.capped.items()))
+        _equal(tenant.demand, wants.get(tenant, {}))
+        if tenant.parent is not None:
+            for key, amount in tenant.demand.items():
+                assert tenant.capped.get(key, 0) == min(amount, tenant.limit.get(key, amount))
+        children = list(tenant.children.values())
+        for key, total in tenant.share.items():
+            shares = deserved(total, [want(each, key) for each in children])
+            assert shares == [each.share[key] for each in children], f"{tenant.title()}: {key}"
+        assert (tenant.parent is not None and tenant.over()) == (tenant in tree.overs), tenant.title()
+    for leaf in tree.users.values():
+        below = bool(leaf.line and leaf.line.shapes) and leaf.served[ANY] < leaf.share[ANY]
+        assert below == (leaf in tree.hungry), leaf.title()
 
 
-def _equal(one: dict[str, int], other: dict[str, int]) -> None:
+def _add(sums: Sums, amounts: tuple[tuple[str, int], ...]) -> None:
+    for key, amount in amounts:
+        sums[key] = sums.get(key, 0) + amount
+
+
+def _equal(one: Sums, other: Sums) -> None:
     keys = sorted({*one, *other})
     assert [one.get(key, 0) for key in keys] == [other.get(key, 0) for key in keys]
-
-
-def _limits(root: Tenant) -> None:
-    """Nobody holds more than a hard limit (a limit lowered under running leases bites as they end)."""
-    del root

@@ -1,0 +1,204 @@
+"""Parts on their way from one lease to another: committed, held, granted or given up.
+
+Rule 1: from the commitment on, the claimant is served and charged, and the victims are not: nobody is taken
+        from twice for one wish.
+Rule 2: a freed part is held for its claimant, and becomes free for all when the claim is over.
+Rule 3: a claim that cannot be fulfilled in time is given up, and its request waits on in its old place.
+
+Not its business: who gives back (`reclaim`).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from jupyter_gpupool.core import grants, lives, placement
+from jupyter_gpupool.core.ledger import Reclaim, Victim
+from jupyter_gpupool.core.model import ANY, DrainMode, Notice
+from jupyter_gpupool.core.state import WORKING, Claim, Lease, Leaving, gpus
+from jupyter_gpupool.core.strokes import limits
+
+if TYPE_CHECKING:
+    from jupyter_gpupool.core.cluster import Part
+    from jupyter_gpupool.core.model import Slice
+    from jupyter_gpupool.core.plan import Pick, Plan
+    from jupyter_gpupool.core.strokes import State
+
+
+def commit(plan: Plan, parts: tuple[Part, ...]) -> None:
+    """Let the picks of a plan give back, and hold what is free already for the claimant."""
+    state, lease = plan.state, plan.lease
+    before = state.tree.potential()
+    deadline = state.now + state.defaults.grace
+    awaited = _awaited(plan, parts)
+    claim = Claim(since=state.now, until=deadline + state.defaults.hold, parts=parts, awaited=awaited)
+    lease.claim = claim
+    state.awaited.update(dict.fromkeys(awaited, lease.id))
+    _hold_free(state, lease, awaited)
+    victims = tuple(_take(plan, picks, deadline) for picks in _by_lease(plan))
+    claim.charges = tuple(state.price(part) for part in parts)
+    _count(state, lease, 1)
+    state.place(lease)
+    lease.why = f"{gpus(sum(part.milli for part in parts))} are being given back for it"
+    state.at(claim.until, "claim", lease.id)
+    state.touch(lease)
+    request, leaf = lease.request, plan.leaf
+    state.ledger.note(
+        Reclaim(
+            now=state.now,
+            lease=lease.id,
+            user=request.user,
+            project=request.project,
+            milli=sum(part.milli for part in parts),
+            served=leaf.served[ANY],
+            share=leaf.share[ANY],
+            victims=victims,
+            before=before,
+            after=state.tree.potential(),
+        )
+    )
+
+
+def _by_lease(plan: Plan) -> list[list[Pick]]:
+    """The picks of each lease, in the order in which the leases were picked first."""
+    found: dict[str, list[Pick]] = {}
+    for pick in plan.picks:
+        found.setdefault(pick.lease.id, []).append(pick)
+    return list(found.values())
+
+
+def _awaited(plan: Plan, parts: tuple[Part, ...]) -> dict[str, str]:
+    """The victims' slices on devices, or nodes, that the claimant is to get."""
+    devices = {part.device for part in parts}
+    nodes = {part.node for part in parts if not part.device}
+    slices = [each for pick in plan.picks for each in pick.slices]
+    return {each.id: each.device for each in slices if each.device in devices or each.node in nodes}
+
+
+def _hold_free(state: State, lease: Lease, awaited: dict[str, str]) -> None:
+    """Hold those parts of the claim that are free already."""
+    assert lease.claim is not None
+    given = set(awaited.values())
+    for number, part in enumerate(lease.claim.parts):
+        if part.device not in given:
+            state.hold(lease, str(number), part)
+
+
+def _take(plan: Plan, picks: list[Pick], deadline: int) -> Victim:
+    """Let one lease give back: its owner is told at once, its running tasks may finish up to the deadline."""
+    state, lease, request = plan.state, picks[0].lease, plan.lease.request
+    slices = [each for pick in picks for each in pick.slices]
+    milli, whole = sum(each.milli for each in slices), any(pick.whole for pick in picks)
+    ran = lease.ran + state.now - lease.granted_at
+    minutes = state.defaults.grace / 60_000
+    share = f"{request.user} is below their share ({gpus(plan.leaf.share[ANY])})"
+    why = f"{share} and {lease.request.user} is above theirs ({gpus(picks[0].leaf.share[ANY])})"
+    if whole:
+        told = (
+            f"{lease.request.name} will be suspended in {minutes:g} min: {why}. Running tasks may finish"
+            " until then; queued tasks stay, finished results are computed again; scattered data and actors"
+            " are lost."
+        )
+    else:
+        told = f"{lease.request.name} gives back {gpus(milli)} of surplus in {minutes:g} min: {why}."
+    data = json.dumps({"for": plan.lease.id, "deadline": deadline, "slices": [each.id for each in slices]})
+    state.tell(lease, Notice.RECLAIM, told, data)
+    lease.taken_at = state.now
+    if whole:
+        lives.suspend(state, lease, deadline, why)
+    else:
+        for slice_ in slices:
+            shrink(state, lease, slice_.id, deadline, why)
+        state.place(lease)
+    user, project = lease.request.user, lease.request.project
+    return Victim(
+        lease=lease.id,
+        user=user,
+        project=project,
+        slices=len(slices),
+        milli=milli,
+        whole=whole,
+        ran=ran,
+    )
+
+
+def shrink(state: State, lease: Lease, ident: str, deadline: int, why: str) -> None:
+    """Take one slice out of a lease that goes on without it."""
+    state.unserve(lease, ident)
+    slice_: Slice | None = lease.slices[ident]
+    while slice_:
+        # With a replacement goes what it was to replace.
+        lease.leaving[slice_.id] = Leaving(mode=DrainMode.FINISH, deadline=deadline, why=why)
+        grants.drain(state, lease, slice_)
+        slice_ = lease.slices.get(slice_.replaces)
+        slice_ = slice_ if slice_ and slice_.state in WORKING else None
+
+
+def _count(state: State, lease: Lease, sign: int) -> None:
+    """Serve and charge a claimant in advance, or no longer."""
+    assert lease.claim is not None
+    leaf = state.leaf(lease.request)
+    for charge in lease.claim.charges:
+        state.tree.hold(leaf, limits(charge), sign)
+        state.tree.serve(leaf, charge.model, sign * charge.milli)
+
+
+def fulfil(state: State) -> None:
+    """Grant the claims whose parts have all come free."""
+    for ident in list(state.claims):
+        lease = state.leases[ident]
+        if lease.claim and not lease.claim.awaited:
+            _fulfil(state, lease)
+
+
+def _fulfil(state: State, lease: Lease) -> None:
+    claim = lease.claim
+    assert claim is not None
+    with state.cluster.trying():
+        for key in claim.held:
+            state.cluster.release(key)
+        found = _parts(state, lease, claim)
+    drop(state, lease)
+    if found:
+        grants.grant(state, lease, found)
+
+
+def _parts(state: State, lease: Lease, claim: Claim) -> tuple[Part, ...] | None:
+    """The parts as planned, or a place among what is held and free."""
+    with state.cluster.trying():
+        try:
+            for number, part in enumerate(claim.parts):
+                state.cluster.hold(f"{lease.id}?{number}", lease.id, part)
+        except (ValueError, KeyError):  # not free after all, or gone
+            pass
+        else:
+            if not any(state.barred(part.node, part.device) for part in claim.parts):
+                return claim.parts
+    found = placement.place(lease.request, state.cluster, count=lease.sure)
+    return found.parts if isinstance(found, placement.Placement) else None
+
+
+def drop(state: State, lease: Lease) -> None:
+    """End a claim: what is held is free, and the request waits as before."""
+    claim = lease.claim
+    if claim is None:
+        return
+    for key in claim.held:
+        if state.cluster.taken(key):
+            state.cluster.release(key)
+    for ident in claim.awaited:
+        state.awaited.pop(ident, None)
+    _count(state, lease, -1)
+    lease.claim = None
+    lease.why = ""
+    state.place(lease)
+    state.touch(lease)
+    state.stir()
+
+
+def due(state: State, ident: str) -> None:
+    """What was to be given back has not come in time."""
+    lease = state.leases.get(ident)
+    if lease and lease.claim and state.now >= lease.claim.until:
+        drop(state, lease)

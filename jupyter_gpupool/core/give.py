@@ -1,0 +1,153 @@
+"""What is given to those who wait, front of the queue first.
+
+Rule 1: a grant is exact and whole: all slices of a request at once, or none.
+Rule 2: the queue goes by the tree: less served first, level by level; then by each user's own order.
+Rule 3: who is at a hard limit is passed over and holds up nobody.
+Rule 4: the first blocked of each user, up to K of them, get reservations; others pass only if they delay
+        none.
+
+Not its business: taking back (`reclaim`), and replacements (`replace`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jupyter_gpupool.core import grants
+from jupyter_gpupool.core.model import ANY
+from jupyter_gpupool.core.reserve import Book, count_free
+from jupyter_gpupool.core.tree import CPUS, MEMORY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jupyter_gpupool.core.cluster import Part
+    from jupyter_gpupool.core.line import Shape
+    from jupyter_gpupool.core.model import Request
+    from jupyter_gpupool.core.state import Lease
+    from jupyter_gpupool.core.strokes import State
+    from jupyter_gpupool.core.tree import Tenant
+
+
+def give(state: State) -> None:
+    """Grant all that can be granted now."""
+    while True:
+        found = next_grant(state)
+        if not found:
+            return
+        grants.grant(state, *found)
+
+
+def next_grant(state: State) -> tuple[Lease, tuple[Part, ...]] | None:
+    """The first in the queue that can start, and where."""
+    open_ = may_fit(state)
+    if not open_:
+        return None
+    state.tree.refresh()
+    book = Book(state)
+    for leaf in order(state):
+        found = _from(state, leaf, open_, book)
+        if found:
+            return found
+        if book.blocked and not state.defaults.passing:
+            return None
+        if book.full:
+            open_ = [shape for shape in open_ if may_pass(book, shape)]
+        if not open_:
+            return None
+    return None
+
+
+def may_fit(state: State) -> list[Shape]:
+    """The shapes for which, at a quick look, there could be room."""
+    found: list[Shape] = []
+    for kind in state.waiting.kinds.values():
+        free = count_free(state, kind) if kind.whole else 0
+        if kind.whole and not free:
+            continue
+        for shape in kind.shapes:
+            base = shape.base
+            if base.failed != state.freed and (base.count <= free or not (base.plain or base.together)):
+                found.append(shape)
+    return found
+
+
+def may_pass(book: Book, shape: Shape) -> bool:
+    """A quick look at whether a shape could pass the heads that have reservations."""
+    base = shape.base
+    return not (base.plain or base.together) or book.spare(base, shape.limit) >= base.count
+
+
+def _from(
+    state: State, leaf: Tenant, open_: list[Shape], book: Book
+) -> tuple[Lease, tuple[Part, ...]] | None:
+    """The first of a user's requests that can start; its first that cannot becomes a blocked head."""
+    line = leaf.line
+    if line is None or (book.full and not any(shape in line.shapes for shape in open_)):
+        return None
+    blocked = False
+    for _, ident, shape in line.heads():
+        lease = state.leases[ident]
+        if at_limit(state, leaf, lease):
+            if not state.defaults.passing:
+                break
+            continue
+        parts = (
+            book.place(lease, shape.base, shape.limit)
+            if shape in open_ and shape.base.failed != state.freed
+            else None
+        )
+        if parts:
+            return lease, parts
+        if not blocked:
+            blocked = True
+            book.block(lease, shape)
+        if not state.defaults.passing:
+            break
+    return None
+
+
+def order(state: State) -> Iterator[Tenant]:
+    """The users who wait, less served first, level by level."""
+    weight = state.tree.decay.at(state.now + state.defaults.charged_ahead)
+    yield from _below(state.tree.root, weight)
+
+
+def _below(tenant: Tenant, weight: int) -> Iterator[Tenant]:
+    waiting = [each for each in tenant.children.values() if each.waiting]
+    if len(waiting) > 1:
+        waiting.sort(key=lambda each: standing(each, weight))
+    for each in waiting:
+        if each.user:
+            yield each
+        else:
+            yield from _below(each, weight)
+
+
+def standing(tenant: Tenant, weight: int) -> tuple[bool, int, tuple[int, str], str]:
+    """How a tenant stands among its siblings; less is less served."""
+    used = tenant.used(weight)
+    return (tenant.served[ANY] >= tenant.share[ANY], used, (0, "") if used else first(tenant), tenant.name)
+
+
+def first(tenant: Tenant) -> tuple[int, str]:
+    """Rank and id of the request that has waited longest below a tenant."""
+    if tenant.user:
+        return tenant.line.first() if tenant.line else (0, "")
+    return min(first(each) for each in tenant.children.values() if each.waiting)
+
+
+def amounts(request: Request, count: int, each: int) -> list[tuple[str, int]]:
+    """What a request would be charged against limits, as far as it is known before it has a place."""
+    found = [(ANY, each * count), (CPUS, request.cpus * count), (MEMORY, request.memory * count)]
+    if request.model and "|" not in request.model:
+        found.append((request.model, each * count))
+    return [(key, amount) for key, amount in found if amount]
+
+
+def at_limit(state: State, leaf: Tenant, lease: Lease) -> bool:
+    """Whether a hard limit keeps a request waiting."""
+    if not leaf.limited:
+        return False
+    wanted = amounts(lease.request, lease.sure, lease.estimate)
+    return state.tree.over_limit(leaf, wanted, ever=False) is not None

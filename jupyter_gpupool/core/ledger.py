@@ -1,0 +1,89 @@
+"""What was used, by whom, of what; and what taking back and doing nothing have cost.
+
+Rule 1: usage is thousandths of a GPU times milliseconds, added up when a meter stops; nothing is rounded, so
+        that it adds up over any sequence of restarts.
+Rule 2: a slice's meter runs from its grant until it is taken back, ended or seen gone.
+Rule 3: every reclaim has a record of who, from whom, why, and by which numbers.
+
+Not its business: the decayed usage that decides who is next (`tree`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+#: So many reclaims are remembered one by one; all of them count in the sums.
+KEEP_RECLAIMS = 1000
+
+
+@dataclass(slots=True, kw_only=True)
+class Account:
+    """Sums of one user in one project, of one model and kind of slice."""
+
+    user: str
+    project: str
+    model: str
+    #: "whole", "share", or the MIG profile.
+    kind: str
+    #: Thousandths of a GPU times milliseconds: used; of that while idle; and cut off by reclaims.
+    used: int = 0
+    idle: int = 0
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Victim:
+    """From whom a reclaim took."""
+
+    lease: str
+    user: str
+    project: str
+    slices: int
+    milli: int
+    #: The whole lease was suspended; otherwise surplus was taken.
+    whole: bool
+    #: For how long it had run, in milliseconds.
+    ran: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reclaim:
+    """One reclaim: who got it, from whom, by which numbers (thousandths of a GPU)."""
+
+    now: int
+    lease: str
+    user: str
+    project: str
+    milli: int
+    #: What the claimant is served with it, and deserves.
+    served: int
+    share: int
+    victims: tuple[Victim, ...]
+    #: Squared over-shares before and after: of all GPUs, then of single models.
+    before: tuple[int, int]
+    after: tuple[int, int]
+
+
+@dataclass(slots=True)
+class Ledger:
+    """All accounts of a pool."""
+
+    accounts: dict[str, Account] = field(default_factory=dict)
+    #: The latest reclaims, and how many there were.
+    reclaims: list[Reclaim] = field(default_factory=list)
+    count: int = 0
+
+    def account(self, user: str, project: str, model: str, kind: str) -> Account:
+        """Find an account, or open it."""
+        key = f"{project}/{user}/{model}/{kind}"
+        found = self.accounts.get(key)
+        if found is None:
+            found = self.accounts[key] = Account(user=user, project=project, model=model, kind=kind)
+        return found
+
+    def note(self, reclaim: Reclaim) -> None:
+        """Write down a reclaim."""
+        self.count += 1
+        if len(self.reclaims) >= KEEP_RECLAIMS:
+            del self.reclaims[0]
+        self.reclaims.append(reclaim)

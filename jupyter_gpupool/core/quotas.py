@@ -1,0 +1,109 @@
+"""Does a tree of projects add up? Checked before it takes effect, and refused with the numbers.
+
+Rule 1: quotas of siblings never sum above their parent's, nor above the pool: a guarantee can always be kept.
+Rule 2: a project that states no quota has that of those below it together.
+
+Not its business: what follows from a tree (`tree`, `shares`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jupyter_gpupool.core.model import ANY, Project, Reason, Refusal, UserShare
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def check(projects: tuple[Project, ...], capacity: dict[str, int]) -> tuple[Refusal, ...]:
+    """Say what is wrong with a tree of projects; () if nothing.
+
+    Args:
+        projects: The tree.
+        capacity: Thousandths of GPUs of the pool, by model and for `ANY`; empty where no node has joined yet.
+    """
+    names = [project.name for project in projects]
+    refusals = [
+        _bad(f"Project {project.name} stands twice.") for project in projects if names.count(project.name) > 1
+    ]
+    refusals += [
+        _bad(f"Project {project.name} is below {project.parent}, which is no project.")
+        for project in projects
+        if project.parent and project.parent not in names
+    ]
+    refusals += [
+        _bad(f"Project {name!r} needs a name without a slash.") for name in names if not name or "/" in name
+    ]
+    refusals += [_bad(f"Project {each} is below itself.") for each in _circles(projects)]
+    if not refusals:
+        refusals = [*_sums(projects, capacity)]
+    return tuple(refusals)
+
+
+def _bad(sentence: str) -> Refusal:
+    return Refusal(reason=Reason.BAD_REQUEST, sentence=sentence, field="projects")
+
+
+def _circles(projects: tuple[Project, ...]) -> list[str]:
+    above = {project.name: project.parent for project in projects}
+    found = []
+    for name, parent in above.items():
+        here, seen = parent, {name}
+        while here and here not in seen:
+            seen.add(here)
+            here = above.get(here, "")
+        if here == name:
+            found.append(name)
+    return found
+
+
+def effective(projects: tuple[Project, ...]) -> dict[str, dict[str, int]]:
+    """The quota of each project: as stated, else the sum of those right below it; "" is all projects' sum."""
+    below: dict[str, list[Project]] = {}
+    for project in projects:
+        below.setdefault(project.parent, []).append(project)
+
+    def quota(project: Project) -> dict[str, int]:
+        summed = total(project.name, project.users)
+        found[project.name] = dict(project.quota) or summed
+        return found[project.name]
+
+    def total(name: str, users: tuple[UserShare, ...]) -> dict[str, int]:
+        summed: dict[str, int] = {}
+        for part in [quota(each) for each in below.get(name, [])] + [dict(each.quota) for each in users]:
+            for key, amount in part.items():
+                summed[key] = summed.get(key, 0) + amount
+        return summed
+
+    found: dict[str, dict[str, int]] = {}
+    found[""] = total("", ())
+    return found
+
+
+def _sums(projects: tuple[Project, ...], capacity: dict[str, int]) -> Iterator[Refusal]:
+    """Quotas that sum above their parent's, or above the pool."""
+    most = effective(projects)
+    below: dict[str, dict[str, int]] = {}
+    for project in projects:
+        parts = [(project.parent, most[project.name])] + [
+            (project.name, dict(each.quota)) for each in project.users
+        ]
+        for parent, quota in parts:
+            total = below.setdefault(parent, {})
+            for key, amount in quota.items():
+                total[key] = total.get(key, 0) + amount
+    if capacity:
+        most[""] = capacity
+    for parent, total in below.items():
+        for key, amount in sorted(total.items()):
+            bound = most[parent].get(key, most[parent].get(ANY, 0))
+            if amount > bound:
+                whose = f"of project {parent}" if parent else "of the pool"
+                what = "GPUs" if key == ANY else key
+                yield Refusal(
+                    reason=Reason.QUOTA_SUM,
+                    sentence=f"Quotas sum to {amount / 1000:g} {what}, above the {bound / 1000:g} {whose}.",
+                    advice="Lower them, or raise what is above them.",
+                    field="projects",
+                )

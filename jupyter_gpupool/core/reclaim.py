@@ -1,0 +1,104 @@
+"""Who gives back, for whom.
+
+Rule 1: only for a request with which its user stays within their deserved share, and every project of
+        theirs within its own, or not above what it is served already.
+Rule 2: `victims` says who gives back, `fits` how many of them it takes, `plan` whether it may be done: only
+        if the potential strictly drops. So with demands, quotas and devices fixed, reclaims come to an end.
+Rule 3: what is freed is held for the claimant, for a while (`claims`).
+Rule 4: where all that could be taken is still protected, the pool looks again when the first is not.
+
+Not its business: how a lease is suspended (`lives`), and the order of the queue (`give`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jupyter_gpupool.core import claims, give, victims
+from jupyter_gpupool.core.fits import Counted, Placed
+from jupyter_gpupool.core.model import ANY
+from jupyter_gpupool.core.plan import Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jupyter_gpupool.core.cluster import Part
+    from jupyter_gpupool.core.line import Shape
+    from jupyter_gpupool.core.state import Lease
+    from jupyter_gpupool.core.strokes import State
+    from jupyter_gpupool.core.tree import Tenant
+
+
+def run(state: State) -> None:
+    """Let those above their share give back for those below."""
+    state.tree.refresh()
+    while (state.tree.overs or state.elastic) and state.tree.hungry:
+        if not _one(state):
+            return
+        state.tree.refresh()
+
+
+def _one(state: State) -> bool:
+    """Find the first in the queue for whom others can give back, and let them."""
+    weight = state.tree.decay.at(state.now + state.defaults.charged_ahead)
+    hungry = sorted(state.tree.hungry, key=lambda leaf: path_standing(leaf, weight))
+    wake = 0
+    for leaf in hungry:
+        for _, _, shape, lease in _within(state, leaf):
+            plan = Plan(state, lease, leaf, shape)
+            parts = think(plan)
+            if parts:
+                claims.commit(plan, parts)
+                return True
+            if plan.later:
+                wake = min(wake or plan.later, plan.later)
+    wake_up(state, wake)
+    return False
+
+
+def preview(state: State, lease: Lease) -> tuple[str, ...]:
+    """The names of the leases that would give back for a waiting request, now; () if none would do."""
+    leaf = state.leaf(lease.request)
+    state.tree.refresh()
+    for _, ident, shape, _ in _within(state, leaf):
+        plan = Plan(state, lease, leaf, shape)
+        if ident == lease.id and think(plan):
+            return tuple(pick.lease.request.name for pick in plan.picks)
+    return ()
+
+
+def path_standing(leaf: Tenant, weight: int) -> list[tuple[object, ...]]:
+    """How a user stands in the whole queue."""
+    return [give.standing(tenant, weight) for tenant in [*leaf.path()][-2::-1]]
+
+
+def _within(state: State, leaf: Tenant) -> Iterator[tuple[int, str, Shape, Lease]]:
+    """A user's requests that keep them within their share, in their order, one of each shape."""
+    room = leaf.share[ANY] - leaf.served[ANY]
+    if leaf.line is None or leaf.line.least() > room:
+        return
+    for rank, ident, shape in leaf.line.heads():
+        lease = state.leases[ident]
+        if shape.total <= room and not give.at_limit(state, leaf, lease):
+            yield rank, ident, shape, lease
+
+
+def wake_up(state: State, when: int) -> None:
+    """Look again when the first protected lease can give back."""
+    if when and (not state.wake_at or when < state.wake_at or state.wake_at <= state.now):
+        state.wake_at = when
+        state.at(when, "wake", "")
+
+
+def think(plan: Plan) -> tuple[Part, ...] | None:
+    """Pick who gives back, as few as will do; the parts that the request then gets, or None."""
+    fits = Counted(plan) if plan.shape.base.plain else Placed(plan)
+    for pick in victims.candidates(plan, fits.useful):
+        plan.picks.append(pick)
+        plan.take(pick)
+        if fits.enough():
+            break
+    if not plan.picks or not fits.enough(last=True):
+        return None
+    parts = fits.put_back()
+    return parts if parts and plan.picks and plan.allowed(parts) else None

@@ -1,0 +1,251 @@
+"""Reservations: when the blocked heads of the queue will start, and who may pass them.
+
+Rule 1: a blocked head is to start when, by the time limits of what runs, there is room for it.
+Rule 2: others may pass a head if they end before that time, or use only what is left over at that time.
+Rule 3: a reservation is worked out from the present state whenever it matters. It is never stored, so that an
+        early end of a lease is used at once.
+Rule 4: whole devices are counted, not named: what is asked is only how many are left over.
+
+Not its business: who is ahead of whom (`tree`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jupyter_gpupool.core import counts, placement
+from jupyter_gpupool.core.cluster import Part
+from jupyter_gpupool.core.model import WHOLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from jupyter_gpupool.core.counts import Mask
+    from jupyter_gpupool.core.line import Base, Kind, Shape
+    from jupyter_gpupool.core.model import Slice
+    from jupyter_gpupool.core.state import Lease
+    from jupyter_gpupool.core.strokes import State
+
+
+@dataclass(slots=True, kw_only=True)
+class Reservation:
+    """When a blocked head starts, and what is left over then."""
+
+    lease: Lease
+    base: Base
+    #: By the pool's clock.
+    start: int
+    #: Devices that it could use as well and that are left over at its start. Unused where parts are named.
+    spare: int = 0
+    #: Free parts that are kept for it.
+    parts: tuple[Part, ...] = ()
+
+
+def look(state: State, kind: Kind) -> Kind:
+    """Bring up to date which devices a kind of slices could use, and how many of them are wholly free."""
+    mark = state.cluster.changes_since((-1, 0))[0]
+    if kind.mark != mark:
+        kind.open = counts.usable(state.cluster, kind.want)
+        kind.free = counts.wholly_free(state.cluster, kind.open)
+        kind.mark = mark
+    return kind
+
+
+def usable(state: State, kind: Kind) -> Mask:
+    """Devices that a slice may use and that take new work."""
+    found = look(state, kind).open
+    assert found is not None
+    return found
+
+
+def count_free(state: State, kind: Kind) -> int:
+    """How many wholly free devices a kind of slices could use."""
+    return look(state, kind).free
+
+
+def overlap(state: State, one: Kind, other: Kind) -> bool:
+    """Whether there is a device that both could use."""
+    return one is other or counts.overlap(state.cluster, one.want, other.want)
+
+
+class Book:
+    """The reservations of the first blocked heads, in their order."""
+
+    def __init__(self, state: State) -> None:
+        """Start without any; at most `Defaults.reservations` are made."""
+        self.state = state
+        self.kept: list[Reservation] = []
+        self._blocked: list[tuple[Lease, Shape]] = []
+        self._count = 0
+
+    @property
+    def blocked(self) -> bool:
+        """There is a head that cannot start now."""
+        return self._count > 0
+
+    @property
+    def full(self) -> bool:
+        """No further head gets a reservation."""
+        return self._count >= self.state.defaults.reservations
+
+    def block(self, lease: Lease, shape: Shape) -> None:
+        """Note a head that cannot start now."""
+        if not self.full:
+            self._count += 1
+            self._blocked.append((lease, shape))
+
+    def resolve(self) -> list[Reservation]:
+        """Work out the reservations of the heads noted so far."""
+        blocked, self._blocked = self._blocked, []
+        for lease, shape in blocked:
+            found = self._reserve(lease, shape.base)
+            if found:
+                self.kept.append(found)
+        return self.kept
+
+    def late(self, limit: int) -> list[Reservation]:
+        """The reservations that something of that time limit would still run into."""
+        end = self.state.now + limit
+        return [each for each in self.resolve() if each.start < end]
+
+    def spare(self, base: Base, limit: int) -> int:
+        """How many free devices a request of whole devices may use, for so long."""
+        left = count_free(self.state, base.kind)
+        for each in self.late(limit):
+            if each.parts or each.base.together:
+                left -= len(each.parts) if overlap(self.state, base.kind, each.base.kind) else 0
+            elif overlap(self.state, base.kind, each.base.kind):
+                left = min(left, each.spare)
+        return max(0, left)
+
+    def place(
+        self, lease: Lease, base: Base, limit: int, have: Sequence[Slice] = ()
+    ) -> tuple[Part, ...] | None:
+        """Find room for so long that delays none of the heads noted so far, beside the slices it has."""
+        state = self.state
+        if (base.plain or base.together) and self.spare(base, limit) < base.count:
+            return None
+        late = self.late(limit)
+        with state.cluster.trying():
+            for each in late:
+                hold_parts(state, each)
+            found = placement.place(lease.request, state.cluster, count=base.count, have=have)
+        if isinstance(found, placement.NoPlacement):
+            if not any(each.parts for each in late):
+                base.failed = state.freed
+            return None
+        return found.parts if self._spares(found.parts, late, base) else None
+
+    def _spares(self, parts: tuple[Part, ...], late: list[Reservation], base: Base) -> bool:
+        """Whether the devices that these parts newly use are left over by all heads."""
+        fresh = {part.device for part in parts if self.state.cluster.free_of(part.device) == WHOLE}
+        return all(
+            each.parts or each.spare >= len(fresh) or not overlap(self.state, base.kind, each.base.kind)
+            for each in late
+        )
+
+    # ------------------------------------------------------------------------------------ working out
+
+    def _reserve(self, lease: Lease, base: Base) -> Reservation | None:
+        if base.plain:
+            return self._count_up(lease, base)
+        if base.together:
+            return self._count_nodes(lease, base)
+        return self._search(lease, base)
+
+    def _count_up(self, lease: Lease, base: Base) -> Reservation | None:
+        """Whole devices anywhere: add up what ends, soonest first."""
+        state = self.state
+        left = count_free(state, base.kind) - base.count
+        for each in self.kept:
+            left -= each.base.count if overlap(state, base.kind, each.base.kind) else 0
+        if left >= 0:
+            return Reservation(lease=lease, base=base, start=state.now, spare=left)
+        count = _counter(state, base.kind)
+        for when, ident in state.ends:
+            left += count(state.leases[ident])
+            if left >= 0:
+                return Reservation(lease=lease, base=base, start=max(when, state.now), spare=left)
+        return None
+
+    def _count_nodes(self, lease: Lease, base: Base) -> Reservation | None:
+        """Whole devices of one node: add up by node what ends, soonest first."""
+        state = self.state
+        taken = {part.node for each in self.kept for part in each.parts}
+        open_ = usable(state, base.kind)
+        free = counts.wholly_free_by_node(state.cluster, open_)
+        left = {name: count for name, count in free.items() if name not in taken}
+        for when, ident in state.ends:
+            for slice_ in state.leases[ident].slices.values():
+                if slice_.node in left and counts.has(state.cluster, open_, slice_.device):
+                    left[slice_.node] += 1
+                    if left[slice_.node] >= base.count:
+                        parts = _free_parts(state, slice_.node, base)
+                        start = max(when, state.now)
+                        return Reservation(lease=lease, base=base, start=start, parts=parts)
+        return None
+
+    def _search(self, lease: Lease, base: Base) -> Reservation | None:
+        """Anything else: the fewest ends after which there is a place, by halving."""
+        state = self.state
+        low, high, best = 0, len(state.ends), None
+        while low < high or best is None:
+            middle = (low + high) // 2
+            parts = self._after(lease, base, middle + 1)
+            if parts is None:
+                if low >= high:
+                    return None
+                low = middle + 1
+            else:
+                best, high = (middle, parts), middle
+        if not state.ends:
+            return None
+        at, parts = best
+        start = max(state.now, state.ends[min(at, len(state.ends) - 1)][0])
+        free = tuple(part for part in parts if state.cluster.free_of(part.device) >= part.milli)
+        return Reservation(lease=lease, base=base, start=start, parts=free)
+
+    def _after(self, lease: Lease, base: Base, count: int) -> tuple[Part, ...] | None:
+        """A place once the first `count` leases have ended."""
+        state = self.state
+        with state.cluster.trying():
+            for each in self.kept:
+                hold_parts(state, each)
+            for _, ident in state.ends[:count]:
+                for slice_id in state.leases[ident].slices:
+                    state.cluster.release(slice_id)
+            found = placement.place(lease.request, state.cluster, count=base.count)
+        return found.parts if isinstance(found, placement.Placement) else None
+
+
+def hold_parts(state: State, reservation: Reservation) -> None:
+    """Hold, inside a try, the free parts that are kept for a head."""
+    for number, part in enumerate(reservation.parts):
+        if state.cluster.free_of(part.device) >= part.milli:
+            state.cluster.hold(f"{reservation.lease.id}?{number}", reservation.lease.id, part)
+
+
+def _counter(state: State, kind: Kind) -> Callable[[Lease], int]:
+    """How many devices become free for a want when a lease ends."""
+    open_ = usable(state, kind)
+    if counts.all_of(state.cluster, open_):
+        return lambda lease: len(lease.slices)
+    cluster = state.cluster
+    return lambda lease: sum(counts.has(cluster, open_, each.device) for each in lease.slices.values())
+
+
+def _free_parts(state: State, node: str, base: Base) -> tuple[Part, ...]:
+    """The free devices of a node that a request could use."""
+    open_, devices = usable(state, base.kind), state.nodes[node].node.devices
+    free = [
+        each
+        for each in devices
+        if counts.has(state.cluster, open_, each.uuid) and state.cluster.free_of(each.uuid) == WHOLE
+    ]
+    return tuple(whole_part(node, each.uuid, each.memory) for each in free[: base.count])
+
+
+def whole_part(node: str, device: str, memory: int) -> Part:
+    """A whole device without any of its host."""
+    return Part(node=node, device=device, milli=WHOLE, vram=memory)

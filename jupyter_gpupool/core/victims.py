@@ -1,0 +1,150 @@
+"""Who gives back, in which order.
+
+Rule 1: surplus of elastic leases first, wherever it is: it was never anybody's share. Then whole leases,
+        only from subtrees above their share, compared right below the project that both have in common.
+Rule 2: never twice from a lease within a min run time, nor before it has run that long.
+Rule 3: never a non-preemptible lease within its quota. Such leases count against the quota oldest first;
+        beyond it, or idle after all warnings, they can be taken as any other.
+Rule 4: most over share first, then least work lost, then youngest.
+
+Not its business: how many it takes (`fits`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jupyter_gpupool.core.model import ANY
+from jupyter_gpupool.core.plan import Pick, Plan
+from jupyter_gpupool.core.state import HOLDING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from jupyter_gpupool.core.model import Slice
+    from jupyter_gpupool.core.state import Lease
+    from jupyter_gpupool.core.strokes import State
+    from jupyter_gpupool.core.tree import Tenant
+
+
+def candidates(plan: Plan, useful: Callable[[tuple[Slice, ...]], bool]) -> Iterator[Pick]:
+    """Who can give back, in the order in which they should; `useful` says whose slices would help at all.
+
+    Each pick is to be counted (`Plan.take`) before the next is asked for.
+    """
+    yield from _surplus(plan, useful)
+    while best := _most_over(plan, useful):
+        yield best
+
+
+def _surplus(plan: Plan, useful: Callable[[tuple[Slice, ...]], bool]) -> Iterator[Pick]:
+    """Surplus slices of elastic leases, of those most over their share first, the latest first."""
+    state = plan.state
+    elastic = [state.leases[ident] for ident in state.elastic if state.leases[ident].extra]
+    ranked = sorted(
+        (-plan.over(state.leaf(each.request)), -each.request.arrived, each.id) for each in elastic
+    )
+    for _, _, ident in ranked:
+        lease = state.leases[ident]
+        if takeable(plan, lease):
+            live = {each.id: each for each in lease.live()}
+            for slice_id in reversed(lease.extra):
+                if slice_id in live and useful((live[slice_id],)):
+                    yield Pick(lease, state.leaf(lease.request), (live[slice_id],), whole=False)
+
+
+def _most_over(plan: Plan, useful: Callable[[tuple[Slice, ...]], bool]) -> Pick | None:
+    """The next lease of whoever is most over their share, at any level that claimant and victim share."""
+    branches: list[Tenant] = []
+    mine = plan.leaf
+    for above in [*plan.leaf.path()][1:]:
+        if plan.room(mine) >= plan.shape.total:
+            branches += [each for each in above.children.values() if each is not mine]
+        mine = above
+    return _first_of(plan, useful, branches)
+
+
+def _first_of(plan: Plan, useful: Callable[[tuple[Slice, ...]], bool], tenants: list[Tenant]) -> Pick | None:
+    over = [(plan.over(each), each) for each in tenants]
+    for _, tenant in sorted(
+        ((amount, each) for amount, each in over if amount > 0),
+        key=lambda each: (-each[0], each[1].user, each[1].name),
+    ):
+        if tenant.user:
+            found = _next_of(plan, useful, tenant)
+        else:
+            found = _first_of(plan, useful, list(tenant.children.values()))
+        if found:
+            return found
+    return None
+
+
+def _next_of(plan: Plan, useful: Callable[[tuple[Slice, ...]], bool], leaf: Tenant) -> Pick | None:
+    """The lease of a user that loses least by giving back."""
+    state, best, found = plan.state, None, None
+    for ident in state.holding.get(leaf, ()):
+        lease = state.leases[ident]
+        if ident in plan.seen or not takeable(plan, lease) or firm(state, lease):
+            continue
+        ran = lease.ran + state.now - lease.granted_at
+        milli = sum(charge.milli for charge in lease.charges.values())
+        rank = (ran * milli, -lease.request.arrived, ident)
+        if (best is None or rank < best) and useful(tuple(lease.live())):
+            best, found = rank, lease
+    if found is None:
+        return None
+    plan.seen[found.id] = None
+    served: dict[str, int] = {}
+    for ident, charge in found.charges.items():
+        if ident not in found.unserved and ident not in found.extra:
+            for key in (ANY, charge.model):
+                served[key] = served.get(key, 0) + charge.milli
+    given = {each.id for pick in plan.picks if pick.lease is found for each in pick.slices}
+    slices = tuple(each for each in found.live() if each.id not in given)
+    return Pick(found, leaf, slices, whole=True, served=served)
+
+
+def takeable(plan: Plan, lease: Lease) -> bool:
+    """It runs, and has run long enough since its grant and since something was last taken from it."""
+    if lease.state not in HOLDING:
+        return False
+    free_at = max(lease.granted_at, lease.taken_at) + plan.state.defaults.min_run
+    if free_at > plan.state.now:
+        plan.later = min(plan.later or free_at, free_at)
+        return False
+    return True
+
+
+def firm(state: State, lease: Lease) -> bool:
+    """It cannot be taken: non-preemptible, at work, and within every quota above it, oldest first."""
+    if not lease.request.interactive or lease.request.preemptible:
+        return False
+    if lease.idle_steps > state.defaults.idle_warnings:
+        return False
+    stated = [tenant for tenant in state.leaf(lease.request).path() if tenant.quota]
+    return bool(stated) and all(_within_quota(state, tenant, lease) for tenant in stated)
+
+
+def _within_quota(state: State, tenant: Tenant, lease: Lease) -> bool:
+    """With all non-preemptible leases below a tenant that are older, it is within the tenant's quota."""
+    mine = _age(lease)
+    total: dict[str, int] = {}
+    for leaf in _leaves(tenant):
+        for ident in state.holding.get(leaf, ()):
+            other = state.leases[ident]
+            if other.request.interactive and not other.request.preemptible and _age(other) <= mine:
+                for charge in other.charges.values():
+                    for key in (ANY, charge.model):
+                        total[key] = total.get(key, 0) + charge.milli
+    return all(total.get(key, 0) <= quota for key, quota in tenant.quota.items())
+
+
+def _age(lease: Lease) -> tuple[int, int, str]:
+    return (lease.granted_at, lease.request.arrived, lease.id)
+
+
+def _leaves(tenant: Tenant) -> Iterator[Tenant]:
+    if tenant.user:
+        yield tenant
+    for child in tenant.children.values():
+        yield from _leaves(child)

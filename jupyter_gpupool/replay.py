@@ -1,0 +1,359 @@
+"""Running a trace of requests through the pool in virtual time: how long would they have waited?
+
+Rule 1: the very same `core.pool` as in production decides; only time and the agents are played.
+Rule 2: agents obey at once. A worker that is drained works on until the deadline. Work that is suspended is
+        kept, and going on again costs `RESTART`.
+Rule 3: the pool sees a time limit, never the duration: the duration rounded up to the next of `LIMITS`.
+
+Not its business: what a trace file looks like (`read`) is kept apart from how it is played (`play`).
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import heapq
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from jupyter_gpupool.core.model import (
+    ANY,
+    DAY,
+    GB,
+    HOUR,
+    MINUTE,
+    SECOND,
+    WHOLE,
+    AddSlice,
+    ConfigChanged,
+    Defaults,
+    Device,
+    DrainSlice,
+    EndLease,
+    LeaseFreed,
+    LeaseReleased,
+    LeaseStarted,
+    LeaseState,
+    Node,
+    NodeJoined,
+    Project,
+    RefuseRequest,
+    Request,
+    RequestSubmitted,
+    SliceDrained,
+    SliceFreed,
+    SliceStarted,
+    StartLease,
+    StopSlice,
+    Tick,
+)
+from jupyter_gpupool.core.pool import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from jupyter_gpupool.core.model import Instruction, PoolEvent
+
+#: What a request asks for as its time limit: the first of these that its duration fits in, in milliseconds.
+LIMITS = (HOUR, 4 * HOUR, DAY, 7 * DAY, 60 * DAY)
+#: What going on after a suspension costs, in milliseconds: its last minute is computed again.
+RESTART = MINUTE
+POLICIES = ("ours", "fifo", "quota-only")
+
+
+@dataclass(slots=True)
+class Job:
+    """A request of a trace, and what became of it. Times in milliseconds from the trace's beginning."""
+
+    id: str
+    project: str
+    user: str
+    arrival: int
+    duration: int
+    gpus: int
+    #: Work that is left; since when it runs (-1: it does not); how often its run was stopped.
+    left: int = 0
+    running: int = -1
+    epoch: int = 0
+    started: int = -1
+    finished: int = -1
+    suspended: int = 0
+    refused: bool = False
+
+
+@dataclass(slots=True)
+class Played:
+    """What a replay found."""
+
+    jobs: list[Job]
+    policy: str
+    gpus: int
+    pool: Pool
+    #: Thousandths of GPUs times milliseconds of work that was computed again.
+    lost: int = 0
+    #: Called after each pool event, to look at the pool.
+    events: int = 0
+
+
+def read(path: Path) -> list[Job]:
+    """Read a trace: CSV with `timestamp` (ISO, or seconds), `duration` (s), `gpus`; maybe `project`, `user`.
+
+    `num_gpus` and `cluster` are taken for `gpus` and `project`, as in published traces; `.gz` is unpacked.
+
+    Raises:
+        ValueError: A row that is none of this, with its number.
+    """
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        rows = [_job(number, row) for number, row in enumerate(csv.DictReader(file), start=2)]
+    rows.sort(key=lambda each: (each.arrival, each.id))
+    begin = rows[0].arrival if rows else 0
+    for job in rows:
+        job.arrival -= begin
+    return rows
+
+
+def _job(number: int, row: dict[str, str]) -> Job:
+    try:
+        when = row["timestamp"]
+        seconds = (
+            float(when) if when.replace(".", "", 1).isdigit() else datetime.fromisoformat(when).timestamp()
+        )
+        duration = max(1, round(float(row["duration"]) * SECOND))
+        project = row.get("project") or row.get("cluster") or "default"
+        return Job(
+            id=f"r{number:06d}",
+            project=project,
+            user=row.get("user") or project,
+            arrival=round(seconds * SECOND),
+            duration=duration,
+            gpus=int(row.get("gpus") or row["num_gpus"]),
+            left=duration,
+        )
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"Line {number} of the trace is no request: {error!r}.") from error
+
+
+def equal(jobs: Iterable[Job], gpus: int) -> tuple[Project, ...]:
+    """Equal quotas of whole GPUs for all projects of a trace."""
+    names = sorted({job.project for job in jobs})
+    quota = gpus // len(names) * WHOLE
+    return tuple(Project(name=name, quota=((ANY, quota),)) for name in names)
+
+
+def nodes(gpus: int, width: int = 8) -> list[Node]:
+    """Nodes of `width` GPUs each, the last one with what remains."""
+    found = []
+    for at in range(0, gpus, width):
+        name = f"node-{at // width + 1:04d}"
+        count = min(width, gpus - at)
+        devices = tuple(
+            Device(uuid=f"GPU-{at + index:06d}", node=name, index=index, model="GPU", memory=80 * GB)
+            for index in range(count)
+        )
+        found.append(Node(name=name, devices=devices, cpus=16_000 * count, memory=128 * GB * count))
+    return found
+
+
+def configuration(
+    policy: str, projects: tuple[Project, ...], defaults: Defaults
+) -> tuple[tuple[Project, ...], Defaults]:
+    """What makes the pool follow a policy: `ours`, `fifo` (nobody passes), `quota-only` (nobody borrows)."""
+    if policy == "fifo":
+        return (Project(name="all"),), replace(defaults, passing=False)
+    if policy == "quota-only":
+        return tuple(replace(each, limit=each.quota) for each in projects), replace(defaults, passing=False)
+    return projects, defaults
+
+
+class Player:
+    """Plays the trace and the agents against a pool."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        gpus: int,
+        policy: str,
+        projects: tuple[Project, ...],
+        *,
+        look: Callable[[Pool, int], None] | None = None,
+    ) -> None:
+        self.jobs = {job.id: replace(job, left=job.duration) for job in jobs}
+        self.policy = policy
+        self.pool = Pool()
+        self.played = Played(list(self.jobs.values()), policy, gpus, self.pool)
+        self.look = look
+        self.now = 0
+        #: (when, number, what, id, epoch)
+        self.due: list[tuple[int, int, str, str, int]] = []
+        self.number = 0
+        longest = max(LIMITS)
+        defaults = Defaults(max_time=longest, time_limit=DAY, idle_timeout=-1)
+        projects, defaults = configuration(policy, projects, defaults)
+        self.send(ConfigChanged(now=0, projects=projects, defaults=defaults))
+        for node in nodes(gpus):
+            self.send(NodeJoined(now=0, node=node))
+
+    def send(self, event: PoolEvent) -> None:
+        """Let the pool handle an event, and the agents obey what follows."""
+        waiting = [event]
+        while waiting:
+            event = waiting.pop()
+            self.played.events += 1
+            for order in self.pool.handle(event):
+                obey = _OBEY.get(type(order))
+                if obey:
+                    waiting += reversed(obey(self, order))
+        if self.look:
+            self.look(self.pool, self.now)
+
+    def at(self, when: int, what: str, ident: str, epoch: int = 0) -> None:
+        """Remember what happens when."""
+        self.number += 1
+        heapq.heappush(self.due, (when, self.number, what, ident, epoch))
+
+    def play(self) -> Played:
+        """Play to the end of the last job."""
+        arrivals = sorted(self.jobs.values(), key=lambda job: (job.arrival, job.id))
+        at = 0
+        while at < len(arrivals) or self.due:
+            job = arrivals[at] if at < len(arrivals) else None
+            due = self.due[0][0] if self.due else None
+            tick = self.pool.next_time()
+            times = [each for each in (job.arrival if job else None, due, tick) if each is not None]
+            self.now = max(self.now, min(times))
+            if due is not None and due <= self.now:
+                _, _, what, ident, epoch = heapq.heappop(self.due)
+                _HAPPEN[what](self, ident, epoch)
+            elif job and job.arrival <= self.now:
+                at += 1
+                self.send(RequestSubmitted(now=self.now, request=self.request(job)))
+            else:
+                self.send(Tick(now=self.now))
+        return self.played
+
+    def request(self, job: Job) -> Request:
+        """What a job asks for."""
+        limit = next((each for each in LIMITS if job.duration <= each), max(LIMITS))
+        project = "all" if self.policy == "fifo" else job.project
+        user = "all" if self.policy == "fifo" else job.user
+        return Request(
+            id=job.id,
+            user=user,
+            project=project,
+            name=job.id,
+            count=job.gpus,
+            time_limit=limit,
+            arrived=self.now,
+        )
+
+    def start(self, ident: str) -> None:
+        """A job's lease has become active."""
+        job = self.jobs[ident]
+        if job.running < 0 and self.pool.leases[ident].state is LeaseState.ACTIVE:
+            job.running = self.now
+            job.started = self.now if job.started < 0 else job.started
+            self.at(self.now + job.left, "finish", ident, job.epoch)
+
+    def stop(self, ident: str) -> None:
+        """A job's work is interrupted; going on will cost something."""
+        job = self.jobs[ident]
+        if job.running < 0:
+            return
+        job.left -= self.now - job.running
+        again = min(RESTART, job.duration - job.left)
+        job.left += again
+        self.played.lost += again * job.gpus * WHOLE
+        job.running = -1
+        job.suspended += 1
+        job.epoch += 1
+
+
+def _start_lease(player: Player, order: StartLease) -> list[PoolEvent]:
+    found: list[PoolEvent] = [SliceStarted(now=player.now, slice=each.id) for each in order.slices]
+    player.at(player.now, "start", order.lease)
+    return [LeaseStarted(now=player.now, lease=order.lease), *found]
+
+
+def _add_slice(player: Player, order: AddSlice) -> list[PoolEvent]:
+    player.at(player.now, "start", order.lease)
+    return [SliceStarted(now=player.now, slice=order.slice.id)]
+
+
+def _drain(player: Player, order: DrainSlice) -> list[PoolEvent]:
+    player.at(order.deadline, "drained", order.slice)
+    return []
+
+
+def _stop(player: Player, order: StopSlice) -> list[PoolEvent]:
+    return [SliceFreed(now=player.now, slice=order.slice)]
+
+
+def _end(player: Player, order: EndLease) -> list[PoolEvent]:
+    job = player.jobs[order.lease]
+    if job.finished < 0:
+        player.stop(order.lease)
+        job.refused = True
+    return [LeaseFreed(now=player.now, lease=order.lease)]
+
+
+def _refuse(player: Player, order: RefuseRequest) -> list[PoolEvent]:
+    if order.lease in player.jobs:
+        player.jobs[order.lease].refused = True
+    return []
+
+
+_OBEY: dict[type[Instruction], Callable[..., list[PoolEvent]]] = {
+    StartLease: _start_lease,
+    AddSlice: _add_slice,
+    DrainSlice: _drain,
+    StopSlice: _stop,
+    EndLease: _end,
+    RefuseRequest: _refuse,
+}
+
+
+def _started(player: Player, ident: str, _epoch: int) -> None:
+    player.start(ident)
+
+
+def _finished(player: Player, ident: str, epoch: int) -> None:
+    job = player.jobs[ident]
+    if job.epoch == epoch and job.finished < 0:
+        job.finished, job.running = player.now, -1
+        player.send(LeaseReleased(now=player.now, lease=ident))
+
+
+def _drained(player: Player, ident: str, _epoch: int) -> None:
+    lease = ident.rpartition("/")[0]
+    if player.jobs[lease].finished < 0:
+        player.stop(lease)
+        player.send(SliceDrained(now=player.now, slice=ident))
+
+
+_HAPPEN: dict[str, Callable[[Player, str, int], None]] = {
+    "start": _started,
+    "finish": _finished,
+    "drained": _drained,
+}
+
+
+def play(
+    jobs: Sequence[Job],
+    gpus: int,
+    policy: str = "ours",
+    projects: tuple[Project, ...] = (),
+    *,
+    look: Callable[[Pool, int], None] | None = None,
+) -> Played:
+    """Replay a trace.
+
+    Args:
+        jobs: The requests.
+        gpus: How many GPUs the pool has.
+        policy: One of `POLICIES`.
+        projects: The tree; empty: equal quotas for all projects of the trace.
+        look: Called with the pool and the time after each pool event.
+    """
+    return Player(jobs, gpus, policy, projects or equal(jobs, gpus), look=look).play()
