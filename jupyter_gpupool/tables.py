@@ -8,16 +8,21 @@ Rule 2: what a pool says stays usable as data: a list of dicts, a dict; only its
 from __future__ import annotations
 
 import html
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 #: A column of a table: its heading, and how its cell is made of a row.
 Column = tuple[str, Callable[[Mapping[str, Any]], Any]]
 
+#: Characters of a line of the last column in plain text: it holds sentences, and a table must fit a terminal.
+SENTENCE = 48
+
 
 def table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> str:
     """Lay rows out as plain text with aligned columns; columns without any content are left out."""
     heads, cells = _cells(columns, rows)
+    cells = [part for line in cells for part in _wrapped(line)]
     lines = [heads, *cells]
     widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
     numbers = [bool(cells) and all(_is_number(line[i]) for line in cells) for i in range(len(heads))]
@@ -30,6 +35,14 @@ def table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> str:
 
     rule = "  ".join("─" * width for width in widths)
     return "\n".join([laid(heads), rule, *(laid(line) for line in cells)])
+
+
+def _wrapped(line: list[str]) -> list[list[str]]:
+    """Go on with a long sentence in the last column below its beginning."""
+    if not line or len(line[-1]) <= SENTENCE:
+        return [line]
+    first, *more = textwrap.wrap(line[-1], SENTENCE)
+    return [[*line[:-1], first], *([""] * (len(line) - 1) + [part] for part in more)]
 
 
 def html_table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> str:

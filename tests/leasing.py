@@ -22,7 +22,7 @@ from jupyter_gpupool.node import guard
 from jupyter_gpupool.node.leases import Leases
 
 #: Seconds that anything may take before a test fails.
-LONGEST = 40
+LONGEST = 90
 
 
 def credentials() -> dict[str, str]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from jupyter_gpupool import AsyncPool, GPUPoolCluster, Pool, PoolError, _steps, display
+from jupyter_gpupool import AsyncPool, GPUPoolCluster, Pool, PoolError, _steps, display, tables
 from jupyter_gpupool._find import configuration, find
 from jupyter_gpupool._http import PATIENCE_S, Address, Call, Connection, Trouble
 from jupyter_gpupool.controller.authority import Authority
@@ -462,6 +462,13 @@ def test_an_empty_configuration_file_says_nothing(config_file, own_folder):
 
 
 # ----------------------------------------------------------------------------------------------- how it looks
+
+
+def test_a_long_sentence_in_a_table_goes_on_below_its_beginning():
+    said = "Fell off the bus (XID 79): the GPU is gone until its node is rebooted, as it was at noon."
+    shown = tables.table((("gpu", lambda row: row[0]), ("says", lambda row: row[1])), [("gpu0", said)])
+    assert max(map(len, shown.splitlines())) <= len("gpu0  ") + tables.SENTENCE
+    assert " ".join(shown.replace("gpu0", "").split()).endswith(said)
 
 
 def test_times_amounts_and_tables_are_said_in_words():
