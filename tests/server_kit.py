@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 import websocket
 
+from jupyter_gpupool.embedded_start import free_port
 from tests.conftest import environment
 
 if TYPE_CHECKING:
@@ -67,9 +67,7 @@ class JupyterServer:
             *config,
         )
         (folder / "config.py").write_text("\n".join(lines))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()  # not one that an outgoing connection of another test may get meanwhile
         self.url = f"http://127.0.0.1:{self.port}{BASE}"
 
     def __enter__(self) -> Self:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
+from jupyter_gpupool.embedded_start import free_port
 from tests.conftest import environment
 
 if TYPE_CHECKING:
@@ -52,9 +52,7 @@ class Lab:
             path = folder / "settings" / "@jupyterlab" / "apputils-extension" / f"{name}.jupyterlab-settings"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(said))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}/"
 
     def __enter__(self) -> Self:
