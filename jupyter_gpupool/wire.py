@@ -30,6 +30,10 @@ Message = dict[str, Any]
 OP: Final = "gpupool"
 #: The operation by which the controller acknowledges reports up to `seq`.
 ACK: Final = "gpupool-ack"
+#: What controller and agent say to one another; raised by one where a release changes it. Neighbours
+#: understand each other, so that a pool is upgraded one machine after the other; others are told so and not
+#: heard.
+PROTOCOL: Final = 1
 #: Common names in certificates: an agent takes orders from the controller and nobody else, and the controller
 #: takes a node's reports from that node's agent.
 CONTROLLER: Final = "gpupool controller comm"
@@ -193,6 +197,24 @@ def security(ca: str, cert: str, key: str) -> Any:
     )
 
 
+def misunderstanding(node: str, speaks: int, mine: int | None = None) -> str:
+    """Say why an agent that speaks that protocol is not understood here; "" where it is.
+
+    >>> misunderstanding("node-1", 2, 1)
+    ''
+    >>> misunderstanding("node-1", 3, 1).partition(":")[0]
+    "The agent of node-1 speaks version 3 of the pool's protocol and the controller version 1"
+    """
+    mine = PROTOCOL if mine is None else mine
+    if abs(mine - speaks) <= 1:
+        return ""
+    older = "the controller" if speaks > mine else f"the agent of {node}"
+    return (
+        f"The agent of {node} speaks version {speaks} of the pool's protocol and the controller version "
+        f"{mine}: upgrade jupyter-gpupool of {older} first; versions next to each other work together."
+    )
+
+
 def agent_name(node: str) -> str:
     """The common name in the certificate of a node's agent; a certificate holds 64 characters of it."""
     return AGENT.format(name=node)[:64]
@@ -249,22 +271,40 @@ class Outbox:
 class Inbox:
     """How far the controller has the reports of each agent's present life."""
 
+    #: By node: the life, and the number of its last report that has been dealt with.
     _last: dict[str, tuple[str, int]] = field(default_factory=dict)
+    #: The report that was begun and not taken: until it is, those after it are early.
+    _owed: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def is_new(self, node: str, report: Message) -> bool:
         """Whether a report has not been here before; those with `seq` 0 are always new."""
-        seq, boot = _number(report)
+        seq, boot = number(report)
         known, last = self._last.get(node, ("", 0))
         return seq == 0 or known != boot or seq > last
 
+    def is_early(self, node: str, report: Message) -> bool:
+        """Whether a report must wait for one before it that could not be taken when it came."""
+        seq, boot = number(report)
+        owed, missing = self._owed.get(node, ("", 0))
+        return owed == boot and seq > missing
+
+    def begin(self, node: str, report: Message) -> None:
+        """Remember that a report is being dealt with: until it is done, nothing after it counts."""
+        seq, boot = number(report)
+        if seq:
+            self._owed[node] = (boot, seq)
+
     def done(self, node: str, report: Message) -> int:
         """Remember that a report has been dealt with, and return the number to acknowledge; 0: none."""
-        seq, boot = _number(report)
+        seq, boot = number(report)
+        if seq:
+            self._owed.pop(node, None)
         if seq and self.is_new(node, report):
             self._last[node] = (boot, seq)
         return seq
 
 
-def _number(report: Message) -> tuple[int, str]:
+def number(report: Message) -> tuple[int, str]:
+    """Return a report's number, 0 where it has none, and the life of the agent that sent it."""
     seq = report.get("seq", 0)
     return (seq if isinstance(seq, int) else 0), str(report.get("boot", ""))

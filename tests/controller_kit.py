@@ -84,8 +84,8 @@ class Obedient(Controller):
 
     obey = True
 
-    def submit(self, event, once=None):
-        out = super().submit(event, once)
+    def submit(self, event, once=None, heard=None):
+        out = super().submit(event, once, heard)
         for order in out if self.obey else ():
             self._obey(order)
         return out

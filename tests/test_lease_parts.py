@@ -125,7 +125,7 @@ class Quiet:
 def watched(monkeypatch):
     """A scheduler, its watch, what the watch said, and a clock."""
     now = [1000.0]
-    monkeypatch.setattr("jupyter_gpupool.lease.idle.time.time", lambda: now[0])
+    monkeypatch.setattr("jupyter_gpupool.lease.idle.time.monotonic", lambda: now[0])
     said, scheduler = [], Quiet()
     watch = IdleWatch(scheduler, said.append)
     for name in CALLS:

@@ -67,10 +67,10 @@ class Wired:
         self.stream_comms: dict[str, Any] = {}
         self.sent: list[tuple[str, dict]] = []
 
-    def add(self, worker: str, name: str, certificate: str, age: float = 0.0) -> None:
+    def add(self, worker: str, name: str, certificate: str) -> None:
         subject = ((("commonName", certificate),),)
         comm = SimpleNamespace(extra_info={"peercert": {"subject": subject}})
-        self.workers[worker] = SimpleNamespace(name=name, last_seen=time.time() - age)
+        self.workers[worker] = SimpleNamespace(name=name)
         self.stream_comms[worker] = SimpleNamespace(comm=comm)
 
     def worker_send(self, worker: str, message: dict) -> None:
@@ -244,11 +244,12 @@ def test_a_second_agent_of_a_name_is_refused_while_the_first_is_there():
 
 
 def test_an_agent_that_starts_anew_takes_the_place_of_one_that_is_not_heard():
-    wired = Wired()
-    agents = Agents(wired)
-    wired.add("a", "node-1|one|1", wire.agent_name("node-1"), age=60)
+    wired, now = Wired(), [0.0]
+    agents = Agents(wired, clock=lambda: now[0])
+    wired.add("a", "node-1|one|1", wire.agent_name("node-1"))
     wired.add("b", "node-1|two|1", wire.agent_name("node-1"))
     agents.came("a")
+    now[0] += 60
     agents.came("b")
     assert (agents.node_of("a"), agents.node_of("b")) == ("", "node-1")
     assert agents.left("a") == "", "the node is still heard"
@@ -295,6 +296,79 @@ def test_reports_that_could_not_be_taken_are_not_acknowledged():
     assert [message["seq"] for _, message in wired.sent] == [1, 3]
 
 
+def test_a_report_that_comes_before_one_that_could_not_be_taken_waits_for_it():
+    """It would be acknowledged, and with it the one before."""
+    wired, taken = Wired(), []
+    agents = Agents(wired)
+    wired.add("a", "node-1|boot|1", wire.agent_name("node-1"))
+    agents.came("a")
+
+    def full(_node: str, _report: dict) -> None:
+        raise StoreError("The disk is full.")
+
+    first, second = ({"report": name, "boot": "boot", "seq": place} for place, name in enumerate("ab", 1))
+    with pytest.raises(StoreError):
+        agents.hear("node-1", [first], full)
+    agents.hear("node-1", [second], lambda _, report: taken.append(report["report"]))
+    assert (taken, wired.sent) == ([], [])
+    agents.hear("node-1", [first, second], lambda _, report: taken.append(report["report"]))
+    assert taken == ["a", "b"]
+
+
+@pytest.mark.asyncio
+async def test_a_report_that_was_journaled_counts_once_over_a_restart(controller, store, tmp_path):
+    """The controller dies after it has written it and before the agent hears so: the agent says it again."""
+    connect(controller, a_node(), head=True)
+    start_lease(controller)
+    lost = {"report": "scheduler_failed", "lease": "L1", "why": "killed"}
+    say(controller, "node-1", lost, first=200)
+    again = Controller(store, Authority(tmp_path))
+    again.agents = Agents(Wired(), store.heard())
+    connect(again, a_node(), head=True, leases=["L1"], adopted=["L1/0"])
+    say(again, "node-1", lost, first=200)
+    assert again.pool.leases["L1"].state is LeaseState.STARTING, "not given up for a second failure"
+    assert again.agents._scheduler.sent[-1] == ("tls://node-1:1", {"op": wire.ACK, "seq": 200})
+
+
+@pytest.mark.asyncio
+async def test_a_node_whose_coming_could_not_be_journaled_is_asked_to_present_itself(
+    controller, store, monkeypatch
+):
+    def fail(*_arguments: Any) -> None:
+        raise StoreError("The disk is full.")
+
+    monkeypatch.setattr(store, "append", fail)
+    wired = connect(controller, a_node(), head=True)
+    assert not controller.pool.nodes
+    monkeypatch.undo()
+    controller._patient_until = 0
+    controller._tick()
+    assert wired.orders() == [{"order": "present"}]
+    connect(controller, a_node(), head=True)
+    wired.sent.clear()
+    controller._tick()
+    assert wired.orders() == [], "it is there"
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "understood"), [(1, 1, 1), (1, 2, 1), (2, 1, 1), (1, 3, 0), (3, 1, 0)]
+)
+def test_an_agent_one_version_away_is_heard_and_another_is_told_which_side_is_old(
+    monkeypatch, mine, theirs, understood
+):
+    monkeypatch.setattr(wire, "PROTOCOL", mine)
+    wired = Wired()
+    agents = Agents(wired)
+    wired.add("a", f"node-1|boot|1|{theirs}", wire.agent_name("node-1"))
+    agents.came("a")
+    assert agents.node_of("a") == ("node-1" if understood else "")
+    if not understood:
+        [order] = wired.orders()
+        older = "the controller" if theirs > mine else "the agent of node-1"
+        assert order["order"] == "refused"
+        assert f"upgrade jupyter-gpupool of {older} first" in order["why"]
+
+
 @pytest.mark.asyncio
 async def test_a_question_is_answered_or_not_in_time():
     wired = Wired()
@@ -332,6 +406,81 @@ async def test_after_a_start_agents_have_time_to_come_back(store, tmp_path):
     second._patient_until = time.monotonic()
     second._tick()
     assert second.pool.nodes["node-1"].state is NodeState.SILENT
+
+
+# --------------------------------------------------------------------------------------- a lost head node
+
+
+def lose(controller: Controller, name: str) -> None:
+    """A node goes, and stays away for too long."""
+    controller.on_left(f"tls://{name}:1")
+    controller.submit(model.NodeLost(now=controller.clock.now(), node=name))
+
+
+@pytest.mark.asyncio
+async def test_the_schedulers_of_a_lost_head_node_are_started_on_another_one(controller):
+    connect(controller, a_node("node-1"), head=True)
+    wired = connect(controller, a_node("node-2", gpus=8))
+    start_lease(controller, count=4)
+    say(controller, "node-2", *({"report": "slice_started", "slice": f"L1/{n}"} for n in range(4)))
+    assert {each.node for each in controller.pool.leases["L1"].slices.values()} == {"node-2"}
+    wired.sent.clear()
+    lose(controller, "node-1")
+    controller._tick()
+    lease = controller.pool.leases["L1"]
+    assert (lease.state, controller.home("L1")) == (LeaseState.STARTING, "node-2")
+    starts = [each for each in wired.orders() if each["order"] == "start_scheduler"]
+    assert {each["lease"] for each in starts} == {"L1"}
+    notices = [each["sentence"] for each in controller.store.notices(0, "ann").notices]
+    assert any("node-1, where it ran, is lost" in each and "submit them again" in each for each in notices)
+    wired.sent.clear()
+    controller._tick()
+    assert wired.orders() == [], "once"
+
+
+@pytest.mark.asyncio
+async def test_a_head_node_that_is_back_ends_the_schedulers_that_have_moved(controller):
+    connect(controller, a_node("node-1"), head=True)
+    wired = connect(controller, a_node("node-2", gpus=8))
+    start_lease(controller, count=4)
+    lose(controller, "node-1")
+    controller._tick()
+    wired.sent.clear()
+    back = connect(controller, a_node("node-1"), head=True, leases=["L1"])
+    assert [each for each in back.orders() if each["order"] != "start_scheduler"] == [
+        {"order": "end_lease", "lease": "L1"}
+    ]
+    assert controller.home("L1") == "node-2", "it stays"
+    now = controller.clock.now()
+    controller.submit(RequestSubmitted(now=now, request=a_request("L2", arrived=now)))
+    assert controller.home("L2") == "node-1", "new leases start where the head is"
+
+
+@pytest.mark.asyncio
+async def test_a_lease_that_ends_while_its_head_node_is_lost_ends(controller):
+    connect(controller, a_node("node-1"), head=True)
+    connect(controller, a_node("node-2", gpus=8))
+    start_lease(controller, count=4)
+    controller.on_left("tls://node-1:1")
+    controller.submit(LeaseReleased(now=controller.clock.now(), lease="L1"))
+    say(controller, "node-2", *({"report": "slice_freed", "slice": f"L1/{n}"} for n in range(4)), first=700)
+    assert controller.pool.leases["L1"].state is LeaseState.DRAINING
+    lose(controller, "node-1")
+    controller._tick()
+    assert controller.pool.leases["L1"].state is LeaseState.ENDED
+
+
+@pytest.mark.asyncio
+async def test_with_every_node_lost_schedulers_wait_for_one_to_come(controller):
+    connect(controller, a_node("node-1"), head=True)
+    start_lease(controller)
+    lose(controller, "node-1")
+    controller._tick()
+    assert controller.home("L1") == "node-1"
+    wired = connect(controller, a_node("node-2"))
+    wired.sent.clear()
+    controller._tick()
+    assert ("start_scheduler", "L1") in {(each["order"], each["lease"]) for each in wired.orders()}
 
 
 # -------------------------------------------------------------------------------------------------- reports

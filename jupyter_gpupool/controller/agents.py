@@ -29,17 +29,20 @@ FRESH = 2.5 * wire.HEARTBEAT
 
 
 class Name(NamedTuple):
-    """What an agent's Dask name says: the node, the agent's life, and which of its connections this is."""
+    """What an agent's Dask name says: the node, its agent's life, which connection, and its protocol."""
 
     node: str
     boot: str
     number: str
+    speaks: int = 1
 
 
 def parse_name(name: Any) -> Name | None:
     """Read the Dask name of an agent's worker, or None where it is something else."""
-    parts = str(name).split("|")
-    return Name(*parts) if len(parts) == 3 and parts[0] else None
+    node, boot, number, speaks, *more = [*str(name).split("|"), "", "", ""]
+    if not node or not number or any(more) or not (speaks or "1").isdecimal():
+        return None
+    return Name(node, boot, number, int(speaks or 1))
 
 
 @dataclass(slots=True)
@@ -55,12 +58,22 @@ class Agents:
 
     Args:
         scheduler: The controller's Dask scheduler.
+        heard: How far the journal has each node's reports: node, the agent's life, number.
+        clock: Seconds that nobody can set.
     """
 
-    def __init__(self, scheduler: Any) -> None:
+    def __init__(
+        self,
+        scheduler: Any,
+        heard: Iterable[tuple[str, str, int]] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._scheduler = scheduler
+        self._clock = clock
+        #: When each Dask worker was heard last. Dask keeps that by a clock that can be set.
+        self._heard_at: dict[str, float] = {}
         self._present: dict[str, _Present] = {}
-        self._inbox = wire.Inbox()
+        self._inbox = wire.Inbox({node: (boot, seq) for node, boot, seq in heard})
         self._questions: dict[int, asyncio.Future[wire.Message]] = {}
         self._numbers = itertools.count(1)
 
@@ -68,24 +81,32 @@ class Agents:
 
     def came(self, worker: str) -> None:
         """A Dask worker has registered: its node's connection from now on, unless it must be refused."""
+        self.beat(worker)
         name = parse_name(self._scheduler.workers[worker].name)
         if name is None:
             logger.warning("%s is no agent of this pool; nothing is taken from it.", worker)
             return
         old = self._present.get(name.node)
-        if old and old.name.boot != name.boot and self._is_alive(old):
+        why = wire.misunderstanding(name.node, name.speaks)
+        if not why and old and old.name.boot != name.boot and self.silence(old.worker) < FRESH:
             why = f"A node {name.node} is in the pool already: end that agent, or join under another name."
+        if why:
             logger.warning("%s (from %s)", why, worker)
             self._scheduler.worker_send(worker, {"op": wire.OP, "orders": [{"order": "refused", "why": why}]})
             return
         self._present[name.node] = _Present(worker, name)
 
-    def _is_alive(self, present: _Present) -> bool:
-        state = self._scheduler.workers.get(present.worker)
-        return state is not None and time.time() - state.last_seen < FRESH
+    def beat(self, worker: str) -> None:
+        """A Dask worker has been heard."""
+        self._heard_at[worker] = self._clock()
+
+    def silence(self, worker: str) -> float:
+        """Return for how many seconds a Dask worker has not been heard; infinite: it is not there."""
+        return self._clock() - self._heard_at.get(worker, float("-inf"))
 
     def left(self, worker: str) -> str:
         """A Dask worker is gone; return the node that is not heard now, or "" where there is another one."""
+        self._heard_at.pop(worker, None)
         for node, present in self._present.items():
             if present.worker == worker:
                 del self._present[node]
@@ -165,7 +186,10 @@ class Agents:
             for report in reports:
                 if not isinstance(report, dict):
                     continue
+                if self._inbox.is_early(node, report):
+                    break  # the one before it has yet to be taken
                 if self._inbox.is_new(node, report):
+                    self._inbox.begin(node, report)
                     take(node, report)
                 done = max(done, self._inbox.done(node, report))
         finally:

@@ -12,8 +12,9 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from jupyter_gpupool import wire
 from jupyter_gpupool.controller.idleness import Idleness
-from jupyter_gpupool.controller.records import StoreError
+from jupyter_gpupool.controller.records import Heard, StoreError
 from jupyter_gpupool.controller.reports import BadReportError, Said, to_event
 from jupyter_gpupool.core.model import (
     ANY,
@@ -104,7 +105,7 @@ class Hearing:
         elif event is not None:
             if isinstance(event, LeaseStarted):
                 self._controller.keys.note_dashboard(event.lease, str(report.get("dashboard", "")))
-            self._controller.submit(event)
+            self._controller.submit(event, heard=_heard(node, report))
 
     def is_known(self, event: VerdictChanged) -> bool:
         """Whether a verdict is only said again, as agents do at each connection."""
@@ -197,3 +198,9 @@ class Hearing:
         """Return the node that a device is in, or ""."""
         record = self._controller.pool.devices.get(uuid)
         return record.device.node if record else ""
+
+
+def _heard(node: str, report: Message) -> Heard | None:
+    """Say which of the node's reports this is, where it is one that is sent until it is acknowledged."""
+    seq, boot = wire.number(report)
+    return Heard(node, boot, seq) if seq else None

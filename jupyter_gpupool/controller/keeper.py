@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jupyter_gpupool.controller.clock import Clock
-    from jupyter_gpupool.controller.store import Once, Store
+    from jupyter_gpupool.controller.store import Heard, Once, Store
     from jupyter_gpupool.core.model import Instruction, PoolEvent
 
 logger = logging.getLogger(__name__)
@@ -52,17 +52,20 @@ class Keeper:
             self._keep_notices(seq, _handle(pool, event))
         return pool
 
-    def submit(self, event: PoolEvent, once: Once | None = None) -> list[Instruction]:
+    def submit(
+        self, event: PoolEvent, once: Once | None = None, heard: Heard | None = None
+    ) -> list[Instruction]:
         """Journal a pool event, let the pool handle it, have done what follows, and return that.
 
         Args:
             event: What has happened.
             once: The idempotency key that came with it.
+            heard: The agent's report that it was.
 
         Raises:
             StoreError: It could not be journaled; nothing has changed.
         """
-        seq = self._store.append(event, once)
+        seq = self._store.append(event, once, heard)
         instructions = _handle(self.pool, event)
         self._done(seq, event, instructions)
         return instructions

@@ -62,6 +62,21 @@ class Keys:
         keys = self.of(lease)
         return str(keys["home"] if keys else "") or self.head
 
+    def placed(self, lease: str) -> str:
+        """Return the node on which a lease's scheduler was started; "" where none has been."""
+        keys = self.of(lease)
+        return str(keys["home"]) if keys else ""
+
+    def move(self, lease: str) -> None:
+        """Let a lease's scheduler run on the head node from now on.
+
+        Raises:
+            StoreError: It is to run where it was.
+        """
+        keys = self.of(lease)
+        if keys is not None:
+            self._keep(lease, {**keys, "home": self.head, "dashboard": ""})
+
     def note_dashboard(self, lease: str, address: str) -> None:
         """Remember where a lease's dashboard is."""
         keys = self.of(lease)

@@ -20,6 +20,7 @@ from jupyter_gpupool.controller.auth import Authority, Tokens
 from jupyter_gpupool.controller.clock import Clock
 from jupyter_gpupool.controller.fitness import PoolFitness
 from jupyter_gpupool.controller.hearing import Hearing
+from jupyter_gpupool.controller.homes import Homes
 from jupyter_gpupool.controller.keeper import Keeper
 from jupyter_gpupool.controller.keys import Keys
 from jupyter_gpupool.controller.plugin import Orders, PoolScheduler
@@ -43,7 +44,7 @@ from jupyter_gpupool.core.state import NodeState, SchedulerState
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from jupyter_gpupool.controller.store import Once, Store
+    from jupyter_gpupool.controller.store import Heard, Once, Store
     from jupyter_gpupool.core.model import Instruction, PoolEvent
     from jupyter_gpupool.core.pool import Pool
 
@@ -88,6 +89,7 @@ class Controller:
         self.stopped = asyncio.Event()
         self._keeper = Keeper(store, self.clock, self._follow)
         self._orders = Orders(self)
+        self._homes = Homes(self)
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._owed = False
@@ -114,7 +116,7 @@ class Controller:
             security=self.authority.comm_security(),
             folder=self.authority.folder,
         )
-        self.agents = Agents(self.scheduler)
+        self.agents = Agents(self.scheduler, self.store.heard())
         try:
             await self.scheduler
         except RuntimeError as error:
@@ -180,9 +182,11 @@ class Controller:
         self.clock.renew()
         if time.monotonic() > self._patient_until:
             self._note_silence()
+            self._ask_who_is_there()
         for event in list(self.hearing.idleness.changes(self.pool.leases, self.readings, self.clock.now())):
             self.submit(event)
         self._keeper.tick()
+        self._homes.look()
         if self._owed:
             self._owed = False
             self.again()
@@ -194,6 +198,13 @@ class Controller:
             if record.state is NodeState.UP and not self.agents.connected(name):
                 self.submit(NodeSilent(now=self.clock.now(), cause="not connected", node=name))
 
+    def _ask_who_is_there(self) -> None:
+        """Let agents present themselves again whose coming could not be journaled."""
+        for name in self.agents.nodes:
+            record = self.pool.nodes.get(name)
+            if record is None or record.state is not NodeState.UP:
+                self.agents.tell(name, {"order": "present"})
+
     # ------------------------------------------------------------------------------------------ the pool
 
     @property
@@ -201,17 +212,20 @@ class Controller:
         """The pool; to be read only."""
         return self._keeper.pool
 
-    def submit(self, event: PoolEvent, once: Once | None = None) -> list[Instruction]:
+    def submit(
+        self, event: PoolEvent, once: Once | None = None, heard: Heard | None = None
+    ) -> list[Instruction]:
         """Journal a pool event, let the pool handle it, carry out what follows, and return that.
 
         Args:
             event: What has happened.
             once: The idempotency key that came with it.
+            heard: The agent's report that it was.
 
         Raises:
             StoreError: It could not be journaled; nothing has changed.
         """
-        return self._keeper.submit(event, once)
+        return self._keeper.submit(event, once, heard)
 
     def _follow(self, event: PoolEvent, instructions: list[Instruction]) -> None:
         """Do what follows from a pool event that has been journaled."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from typing import TYPE_CHECKING, Any
 
 from distributed import Scheduler
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from jupyter_gpupool.controller.agents import Agents
     from jupyter_gpupool.controller.machine import Controller
     from jupyter_gpupool.core.model import Instruction, Request, Slice
 
@@ -51,6 +51,7 @@ class PoolScheduler(Scheduler):
     """
 
     def __init__(self, controller: Controller, *, host: str, port: int, security: Any, folder: Path) -> None:
+        self._controller = controller
         super().__init__(
             host=host,
             port=port,
@@ -66,23 +67,27 @@ class PoolScheduler(Scheduler):
         wire.shut(self, "controller", {wire.OP: controller.hearing.on_reports})
         wire.quieten(self)
 
+    def _agents(self) -> Agents:
+        return self._controller.agents
+
     def start_http_server(self, *_arguments: Any, **_more: Any) -> None:
         """Serve no HTTP: people have the pool's own API, and there is nothing else to see here."""
 
     def heartbeat_worker(self, **message: Any) -> dict[str, Any]:
         """Take an agent's heartbeat; Dask's own interval for so few workers would be half a second."""
+        self._agents().beat(str(message.get("address")))
         answer: dict[str, Any] = super().heartbeat_worker(**message)
         return {**answer, "heartbeat-interval": wire.HEARTBEAT}
 
     async def check_worker_ttl(self) -> None:
         """Let go of agents that have not been heard for too long; the controller calls it at each tick.
 
-        Dask would look once in that time only, and would try to restart them.
+        Dask would look once in that time only, by a clock that can be set, and would try to restart them.
         """
-        now = time.time()
-        for state in list(self.workers.values()):
-            if self.worker_ttl and now - state.last_seen > self.worker_ttl:
-                await self.remove_worker(state.address, stimulus_id=f"silent-{now}")
+        for address in list(self.workers):
+            silence = self._agents().silence(address)
+            if self.worker_ttl and silence > self.worker_ttl:
+                await self.remove_worker(address, stimulus_id=f"silent-for-{silence:.0f}-s")
 
 
 class GPUPoolPlugin(SchedulerPlugin):

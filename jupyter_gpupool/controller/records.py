@@ -37,6 +37,14 @@ class Once(NamedTuple):
     fingerprint: str
 
 
+class Heard(NamedTuple):
+    """How far a node's reports have been heard: the life of its agent, and the number of the last one."""
+
+    node: str
+    boot: str
+    seq: int
+
+
 class Seen(NamedTuple):
     """What a known idempotency key led to."""
 
@@ -84,6 +92,16 @@ class Records:
         """Forget a key whose request was refused, so that it may be used for a better one."""
         with self._db.transaction(durable=False) as sql:
             sql.execute("DELETE FROM keys WHERE user = ? AND key = ?", (user, key))
+
+    # ------------------------------------------------------------------------------------- agents' reports
+
+    def _keep_heard(self, sql: Any, heard: Heard) -> None:
+        """Remember a report within the transaction of the pool event that it was."""
+        sql.execute("INSERT OR REPLACE INTO heard VALUES (?, ?, ?)", heard)
+
+    def heard(self) -> list[Heard]:
+        """Return how far each node's reports have become pool events."""
+        return [Heard(*row) for row in self._db.rows("SELECT node, boot, seq FROM heard ORDER BY node")]
 
     # ------------------------------------------------------------------------------------------ time marks
 

@@ -51,6 +51,10 @@ STEPS: tuple[str, ...] = (
         used_by TEXT
     ) WITHOUT ROWID;
     """,
+    """
+    -- Up to which report each agent's life has been heard; kept with the pool event that the report was.
+    CREATE TABLE heard (node TEXT PRIMARY KEY, boot TEXT NOT NULL, seq INTEGER NOT NULL) WITHOUT ROWID
+    """,
 )
 
 #: The version that this package writes.

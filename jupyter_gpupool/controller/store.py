@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.controller import schema
-from jupyter_gpupool.controller.records import Once, Records, Seen, StoreError, redacted
+from jupyter_gpupool.controller.records import Heard, Once, Records, Seen, StoreError, redacted
 from jupyter_gpupool.core.model import PoolEvent, RequestSubmitted, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Database", "Once", "Seen", "Store", "StoreError", "lock"]
+__all__ = ["Database", "Heard", "Once", "Seen", "Store", "StoreError", "lock"]
 
 #: What SQLite's result codes mean to a person; the first prefix that fits. `{path}` is the journal.
 SENTENCES: tuple[tuple[str, str], ...] = (
@@ -186,17 +186,18 @@ class Store(Records):
         """How many pool events a restart would have to replay."""
         return self._seq - self._snapshot_seq
 
-    def append(self, event: PoolEvent, once: Once | None = None) -> int:
+    def append(self, event: PoolEvent, once: Once | None = None, heard: Heard | None = None) -> int:
         """Write a pool event to the journal and return its number; it is on the disk then.
 
         Args:
             event: The pool event.
             once: The idempotency key that the event's request came with; kept in the same transaction.
+            heard: The agent's report that the event was; kept likewise, so that it counts once.
 
         Raises:
             StoreError: It is not in the journal, and must not be carried out.
         """
-        return self._write((event,), once)
+        return self._write((event,), once, heard)
 
     def append_many(self, events: Iterable[PoolEvent]) -> int:
         """Write several pool events in one go, all or none, and return the number of the last one.
@@ -204,9 +205,11 @@ class Store(Records):
         Raises:
             StoreError: None of them is in the journal.
         """
-        return self._write(tuple(events), None)
+        return self._write(tuple(events))
 
-    def _write(self, events: tuple[PoolEvent, ...], once: Once | None) -> int:
+    def _write(
+        self, events: tuple[PoolEvent, ...], once: Once | None = None, heard: Heard | None = None
+    ) -> int:
         seq, chain = self._seq, self._chain
         rows = []
         for event in events:
@@ -217,6 +220,8 @@ class Store(Records):
             sql.executemany("INSERT INTO journal VALUES (?, ?, ?, ?)", rows)
             if once is not None and isinstance(events[0], RequestSubmitted):
                 self._keep_key(sql, once, events[0].request.id)
+            if heard is not None:
+                self._keep_heard(sql, heard)
         self._seq, self._chain = seq, chain
         self._now = max(self._now, *(event.now for event in events)) if events else self._now
         return seq

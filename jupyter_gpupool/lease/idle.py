@@ -27,7 +27,7 @@ class IdleWatch:
     def __init__(self, scheduler: Any, say: Callable[[dict[str, Any]], None]) -> None:
         self._scheduler = scheduler
         self._say = say
-        self._last = time.time()
+        self._last = time.monotonic()
         self._transitions = scheduler.transition_counter
         self._said_idle = False
         self._callback = PeriodicCallback(self.look, _LOOK)
@@ -44,7 +44,7 @@ class IdleWatch:
 
     def touch(self) -> None:
         """Note that the lease does something."""
-        self._last = time.time()
+        self._last = time.monotonic()
         if self._said_idle:
             self._said_idle = False
             self._say({"report": "busy"})
@@ -63,7 +63,7 @@ class IdleWatch:
         """Look at the scheduler, and say what has changed."""
         if self._is_busy():
             self.touch()
-        elif not self._said_idle and (time.time() - self._last) * 1000 >= _QUIET:
+        elif not self._said_idle and (time.monotonic() - self._last) * 1000 >= _QUIET:
             self._said_idle = True
             self._say({"report": "idle", "since": int(self._last * 1000)})
 

@@ -13,6 +13,7 @@ import contextlib
 import getpass
 import logging
 import os
+import time
 import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from jupyter_gpupool.core.model import Node, encode
 from jupyter_gpupool.node import host
 from jupyter_gpupool.node.connection import Connection
-from jupyter_gpupool.node.fitness import Fitness, now_ms
+from jupyter_gpupool.node.fitness import Fitness
 from jupyter_gpupool.node.instances import Instances
 from jupyter_gpupool.node.launch import allowed_environment, find_account
 from jupyter_gpupool.node.leases import ALONE, Leases
@@ -167,6 +168,10 @@ class Agent:
     async def _leave(self, _order: Message) -> None:
         await self.leave("The controller ends the pool")
 
+    async def _present(self, _order: Message) -> None:
+        """The controller could not take the node in when it came, its disk being full, for one."""
+        self._connection.present()
+
     async def leave(self, why: str) -> None:
         """End everything of the pool on this node, and then the agent."""
         logger.info("%s: everything of the pool here ends.", why)
@@ -276,7 +281,8 @@ class Agent:
         if kind == "verdict":
             self._do(self._leases.obey({**report, "order": "verdict"}))
         if kind == "lease_idle":
-            report = {**report, "idle_for": max(0, now_ms() - report["since"])}
+            # `since` is by this machine's monotonic clock, which its processes share and nobody can set
+            report = {**report, "idle_for": max(0, time.monotonic_ns() // 1_000_000 - report["since"])}
         self._connection.outbox.put(report)
 
     async def _answer_suspicion(self, report: Message) -> None:
@@ -366,6 +372,7 @@ ANSWERS = {
 DEEDS = {
     "refused": Agent._take_refusal,  # noqa: SLF001
     "leave": Agent._leave,  # noqa: SLF001
+    "present": Agent._present,  # noqa: SLF001
     "create_instance": Agent._create_instance,  # noqa: SLF001
     "destroy_instance": Agent._destroy_instance,  # noqa: SLF001
 }

@@ -156,7 +156,7 @@ class Connection:
         self._lives += 1
         worker = PoolWorker(
             self._member.comm,
-            name=f"{self._member.name}|{self.outbox.boot}|{self._lives}",
+            name=f"{self._member.name}|{self.outbox.boot}|{self._lives}|{wire.PROTOCOL}",
             host="tls://127.0.0.1",
             protocol="tls",
             security=wire.security(**self._member.credentials()),
