@@ -728,3 +728,36 @@ def test_users_of_a_project_stand_by_their_own_numbers():
     made.wait(MIN_RUN)
     made.ask("x", "ann", project="a", count=7)
     assert states(made, "y", "x") == ["suspended", "active"]
+
+
+def test_a_user_is_guaranteed_a_quota_in_a_project_that_states_none():
+    ann = UserShare(name="ua", quota=((ANY, 3 * WHOLE),))
+    made = world(project("a", users=(ann,)), project("b", weight=9), nodes=1)
+    ask(made, "b1", "b", count=4)
+    ask(made, "a1", count=3)
+    tree = made.pool._state.tree
+    tree.refresh()
+    assert [tree.project(name).share[ANY] for name in ("a", "b")] == [3 * WHOLE, WHOLE]
+    assert tree.user("a", "ua").share[ANY] == 3 * WHOLE
+
+
+def test_what_was_used_counts_after_another_configuration_although_nothing_runs():
+    made = world(nodes=1)
+    ask(made, "a1", count=2)
+    made.wait(HOUR)
+    made.release("a1")
+    before = made.pool.usage(made.now)["users"]
+    made.send(ConfigChanged, projects=(project("a"), project("b")), defaults=Defaults(grace=MINUTE))
+    after = made.pool.usage(made.now)["users"]
+    assert before[0]["decayed"] > 0
+    assert [each["decayed"] for each in after] == pytest.approx([each["decayed"] for each in before], rel=1e-6)
+
+
+def test_other_numbers_may_change_while_a_lost_node_makes_the_quotas_too_many():
+    made = world()
+    made.send(NodeLost, node="node-2")
+    assert not refused(made.send(ConfigChanged, projects=made.pool.projects, defaults=Defaults(grace=MINUTE)))
+    out = made.send(ConfigChanged, projects=made.pool.projects[:1] * 1, defaults=Defaults())
+    assert not refused(out)
+    out = made.send(ConfigChanged, projects=(project("a", 5),), defaults=Defaults())
+    assert refused(out) == [Reason.QUOTA_SUM]

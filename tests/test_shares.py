@@ -9,13 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyter_gpupool.core.model import ANY, DAY, HOUR, WHOLE, Project, Reason, UserShare
-from jupyter_gpupool.core.quotas import check
+from jupyter_gpupool.core.quotas import check, effective
 from jupyter_gpupool.core.shares import Decay, Want, deserved
 from jupyter_gpupool.core.tree import Tree
 
 
 def shares(total, *wants):
     return deserved(total, [Want(f"t{number}", *each) for number, each in enumerate(wants)])
+
+H = "H100-80GB"
+#: Eight GPUs, two of them of another model.
+POOL = {ANY: 8 * WHOLE, H: 6 * WHOLE, "A100-40GB": 2 * WHOLE}
 
 
 class TestDeserved:
@@ -214,10 +218,43 @@ class TestCheck:
                 Reason.QUOTA_SUM,
                 id="children together above their parent",
             ),
+            pytest.param(
+                (Project(name="a", quota=(("A100-40GB", 4 * WHOLE),)),),
+                Reason.QUOTA_SUM,
+                id="a model that the pool has too few of",
+            ),
+            pytest.param(
+                (Project(name="a", quota=((ANY, 4 * WHOLE),)), Project(name="b", quota=((H, 5 * WHOLE),))),
+                Reason.QUOTA_SUM,
+                id="any GPUs and those of a model together above the pool",
+            ),
+            pytest.param(
+                (Project(name="a", quota=((ANY, WHOLE), (H, 2 * WHOLE))),),
+                Reason.QUOTA_SUM,
+                id="of a model more than of all",
+            ),
+            pytest.param(
+                (
+                    Project(name="a", quota=((H, 2 * WHOLE),)),
+                    Project(name="b", parent="a", quota=(("A100-40GB", WHOLE),)),
+                ),
+                Reason.QUOTA_SUM,
+                id="of a model that its parent is not guaranteed",
+            ),
         ],
     )
     def test_a_tree_that_does_not_add_up_is_refused(self, projects, reason):
-        assert {each.reason for each in check(projects, {ANY: 8 * WHOLE})} == {reason}
+        assert {each.reason for each in check(projects, POOL)} == {reason}
+
+    def test_quotas_of_any_gpus_and_of_models_that_fit_are_taken(self):
+        projects = (
+            Project(name="a", users=(UserShare(name="u", quota=((H, WHOLE),)),)),
+            Project(name="b", parent="a", quota=((ANY, 2 * WHOLE),)),
+            Project(name="c", quota=((ANY, 4 * WHOLE), ("A100-40GB", 2 * WHOLE))),
+            Project(name="d", parent="c", quota=(("A100-40GB", 2 * WHOLE), (H, WHOLE))),
+        )
+        assert check(projects, POOL) == ()
+        assert effective(projects)["a"] == {ANY: 3 * WHOLE, H: WHOLE}
 
     def test_a_project_without_a_quota_has_that_of_those_below_it(self):
         projects = (

@@ -50,7 +50,8 @@ __all__ = ["Lease", "Pool"]
 def on_config(state: State, event: ConfigChanged) -> None:
     """The tree of projects or the defaults change; quotas that do not add up are refused."""
     there = state.capacity if any(state.capacity.values()) else {}
-    refusals = quotas.check(event.projects, there)
+    # Who changes other numbers is not told of quotas that a lost node has made too many.
+    refusals = quotas.check(event.projects, there) if event.projects != state.projects else ()
     if refusals:
         state.emit(RefuseRequest, lease="", refusals=refusals)
         return

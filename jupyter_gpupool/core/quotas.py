@@ -2,6 +2,7 @@
 
 Rule 1: quotas of siblings never sum above their parent's, nor above the pool: a guarantee can always be kept.
 Rule 2: a project that states no quota has that of those below it together.
+Rule 3: a quota for a model is a part of that for all models; where only models are named, their sum is it.
 
 Not its business: what follows from a tree (`tree`, `shares`).
 """
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from jupyter_gpupool.core.model import ANY, Project, Reason, Refusal, UserShare
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 def check(projects: tuple[Project, ...], capacity: dict[str, int]) -> tuple[Refusal, ...]:
@@ -72,38 +73,54 @@ def effective(projects: tuple[Project, ...]) -> dict[str, dict[str, int]]:
     def total(name: str, users: tuple[UserShare, ...]) -> dict[str, int]:
         summed: dict[str, int] = {}
         for part in [quota(each) for each in below.get(name, [])] + [dict(each.quota) for each in users]:
-            for key, amount in part.items():
+            for key, amount in {**part, ANY: whole(part)}.items():
                 summed[key] = summed.get(key, 0) + amount
-        return summed
+        return {key: amount for key, amount in summed.items() if amount}
 
     found: dict[str, dict[str, int]] = {}
     found[""] = total("", ())
     return found
 
 
+def whole(quota: Mapping[str, int]) -> int:
+    """What a quota guarantees of all models together."""
+    return quota.get(ANY) or sum(quota.values())
+
+
 def _sums(projects: tuple[Project, ...], capacity: dict[str, int]) -> Iterator[Refusal]:
-    """Quotas that sum above their parent's, or above the pool."""
+    """Quotas that sum above their parent's, or above the pool: of all models together, and of each."""
     most = effective(projects)
-    below: dict[str, dict[str, int]] = {}
+    below: dict[str, list[Mapping[str, int]]] = {}
     for project in projects:
-        parts = [(project.parent, most[project.name])] + [
-            (project.name, dict(each.quota)) for each in project.users
-        ]
-        for parent, quota in parts:
-            total = below.setdefault(parent, {})
-            for key, amount in quota.items():
-                total[key] = total.get(key, 0) + amount
-    if capacity:
-        most[""] = capacity
-    for parent, total in below.items():
-        for key, amount in sorted(total.items()):
-            bound = most[parent].get(key, most[parent].get(ANY, 0))
-            if amount > bound:
-                whose = f"of project {parent}" if parent else "of the pool"
-                what = "GPUs" if key == ANY else key
-                yield Refusal(
-                    reason=Reason.QUOTA_SUM,
-                    sentence=f"Quotas sum to {amount / 1000:g} {what}, above the {bound / 1000:g} {whose}.",
-                    advice="Lower them, or raise what is above them.",
-                    field="projects",
-                )
+        below.setdefault(project.parent, []).append(most[project.name])
+        below.setdefault(project.name, []).extend(dict(each.quota) for each in project.users)
+    for parent, quotas in below.items():
+        if parent:
+            # A project that is guaranteed any GPUs may promise those of one model.
+            yield from _above(f"of project {parent}", quotas, most[parent], most[parent].get(ANY, 0))
+        elif capacity:
+            yield from _above("of the pool", quotas, capacity, 0)
+    for each in [part for project in projects for part in (project, *project.users)]:
+        models = sum(amount for key, amount in each.quota if key != ANY)
+        if models > dict(each.quota).get(ANY, models):
+            yield _too_many(models, "GPUs of models", dict(each.quota)[ANY], f"of {each.name} in all")
+
+
+def _above(
+    whose: str, quotas: Sequence[Mapping[str, int]], bounds: Mapping[str, int], unnamed: int
+) -> Iterator[Refusal]:
+    sums = {ANY: (sum(whole(each) for each in quotas), whole(bounds))}
+    for model in sorted({key for each in quotas for key in each} - {ANY}):
+        sums[model] = (sum(each.get(model, 0) for each in quotas), bounds.get(model, unnamed))
+    for key, (amount, bound) in sums.items():
+        if amount > bound:
+            yield _too_many(amount, "GPUs" if key == ANY else key, bound, whose)
+
+
+def _too_many(amount: int, what: str, bound: int, whose: str) -> Refusal:
+    return Refusal(
+        reason=Reason.QUOTA_SUM,
+        sentence=f"Quotas sum to {amount / 1000:g} {what}, above the {bound / 1000:g} {whose}.",
+        advice="Lower them, or raise what is above them.",
+        field="projects",
+    )

@@ -196,8 +196,7 @@ def reconfigure(state: State, projects: tuple[Project, ...], defaults: Defaults)
     for lease in state.leases.values():
         _count(state, lease)
     for (project, user), amount in worth.items():
-        known = state.tree.tenants if not user else state.tree.users
-        if amount and ((project, user) if user else project) in known:
+        if amount and project in state.tree.tenants:
             state.tree.use(_tenant(state, project, user), amount, state.now)
     state.tree.refresh()
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jupyter_gpupool.core.model import ANY, WHOLE, Amounts, Project, Reason, Refusal
+from jupyter_gpupool.core.quotas import effective, whole
 from jupyter_gpupool.core.shares import Decay, Want, deserved
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Tenant:
         "rate",
         "served",
         "share",
+        "sure",
         "tier",
         "usage",
         "user",
@@ -60,7 +62,9 @@ class Tenant:
         self.user = user
         self.project = parent.name if parent and user else name
         self.children: dict[str, Tenant] = {}
+        #: As stated; and what it is guaranteed: as stated, else what those below it are together.
         self.quota: dict[str, int] = {}
+        self.sure: dict[str, int] = {}
         self.limit: dict[str, int] = {}
         #: It, or somebody above it, has a hard limit.
         self.limited = False
@@ -111,6 +115,7 @@ class Tree:
         self.decay = decay
         self.root = Tenant("", None)
         self.projects: dict[str, Project] = {project.name: project for project in projects}
+        self._sure = effective(projects)
         self.tenants: dict[str, Tenant] = {}
         self.users: dict[tuple[str, str], Tenant] = {}
         #: Tenants served above their share, and users that wait and are served below theirs.
@@ -137,6 +142,7 @@ class Tree:
         tenant.share = dict.fromkeys(self.root.share, 0)
         if project:
             _number(tenant, project.quota, project.limit, project.weight, project.tier)
+            tenant.sure = self._sure[name]
             for each in project.users:
                 _number(self.user(name, each.name), each.quota, each.limit, each.weight, each.tier)
         return tenant
@@ -303,15 +309,14 @@ class Tree:
 
 def want(tenant: Tenant, key: str) -> Want:
     """What a tenant wants of its parent's share."""
-    quota = tenant.quota.get(key)
-    if quota is None and key == ANY:
-        quota = sum(amount for name, amount in tenant.quota.items() if name != ANY)
+    quota = whole(tenant.sure) if key == ANY else tenant.sure.get(key, 0)
     name = f"{tenant.user:d}{tenant.name}"
-    return Want(name, quota or 0, tenant.capped.get(key, 0), tenant.weight, tenant.tier)
+    return Want(name, quota, tenant.capped.get(key, 0), tenant.weight, tenant.tier)
 
 
 def _number(tenant: Tenant, quota: Amounts, limit: Amounts, weight: int, tier: int) -> None:
     tenant.quota, tenant.limit, tenant.weight, tenant.tier = dict(quota), dict(limit), weight, tier
+    tenant.sure = tenant.quota
     tenant.limited = bool(limit) or (tenant.parent is not None and tenant.parent.limited)
 
 
