@@ -17,6 +17,7 @@ from jupyter_gpupool.core.tree import Tree
 def shares(total, *wants):
     return deserved(total, [Want(f"t{number}", *each) for number, each in enumerate(wants)])
 
+
 H = "H100-80GB"
 #: Eight GPUs, two of them of another model.
 POOL = {ANY: 8 * WHOLE, H: 6 * WHOLE, "A100-40GB": 2 * WHOLE}

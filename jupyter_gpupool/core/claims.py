@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from jupyter_gpupool.core import grants, lives, placement
 from jupyter_gpupool.core.ledger import Reclaim, Victim
-from jupyter_gpupool.core.model import ANY, DrainMode, Notice
+from jupyter_gpupool.core.model import ANY, GB, MINUTE, SECOND, DrainMode, Notice
 from jupyter_gpupool.core.state import WORKING, Claim, Lease, Leaving, gpus
 from jupyter_gpupool.core.strokes import limits
 
@@ -56,6 +56,7 @@ def commit(plan: Plan, parts: tuple[Part, ...]) -> None:
             victims=victims,
             before=before,
             after=state.tree.potential(),
+            number=state.ledger.count + 1,
         )
     )
 
@@ -91,25 +92,26 @@ def _take(plan: Plan, picks: list[Pick], deadline: int) -> Victim:
     slices = [each for pick in picks for each in pick.slices]
     milli, whole = sum(each.milli for each in slices), any(pick.whole for pick in picks)
     ran = lease.ran + state.now - lease.granted_at
-    minutes = state.defaults.grace / 60_000
+    wait = _span(state.defaults.grace)
     share = f"{request.user} is below their share ({gpus(plan.leaf.share[ANY])})"
     why = f"{share} and {lease.request.user} is above theirs ({gpus(picks[0].leaf.share[ANY])})"
     if whole:
         told = (
-            f"{lease.request.name} will be suspended in {minutes:g} min: {why}. Running tasks may finish"
-            " until then; queued tasks stay, finished results are computed again; scattered data and actors"
-            " are lost."
+            f"{lease.request.name} will be suspended in {wait}: {why}. Running tasks may finish until then;"
+            f" queued tasks stay, finished results are computed again; {_lost(lease)}."
         )
     else:
-        told = f"{lease.request.name} gives back {gpus(milli)} of surplus in {minutes:g} min: {why}."
-    data = json.dumps({"for": plan.lease.id, "deadline": deadline, "slices": [each.id for each in slices]})
+        told = f"{lease.request.name} gives back {gpus(milli)} of surplus in {wait}: {why}."
+    held = [list(each) for each in lease.holds] if whole else []
+    slice_ids = [each.id for each in slices]
+    data = json.dumps({"for": plan.lease.id, "deadline": deadline, "slices": slice_ids, "lost": held})
     state.tell(lease, Notice.RECLAIM, told, data)
     lease.taken_at = state.now
     if whole:
-        lives.suspend(state, lease, deadline, why)
+        lives.suspend(state, lease, deadline, why, state.ledger.count + 1)
     else:
         for slice_ in slices:
-            shrink(state, lease, slice_.id, deadline, why)
+            shrink(state, lease, slice_.id, deadline, why, reclaim=state.ledger.count + 1)
         state.place(lease)
     user, project = lease.request.user, lease.request.project
     return Victim(
@@ -123,13 +125,31 @@ def _take(plan: Plan, picks: list[Pick], deadline: int) -> Victim:
     )
 
 
-def shrink(state: State, lease: Lease, ident: str, deadline: int, why: str) -> None:
+def _span(milliseconds: int) -> str:
+    return f"{milliseconds / MINUTE:g} min" if milliseconds >= MINUTE else f"{milliseconds / SECOND:g} s"
+
+
+def _lost(lease: Lease) -> str:
+    """Name what a lease loses for good with its workers, with its size."""
+    if not lease.holds_count:
+        return "scattered data and actors are lost; it has none now"
+    named = ", ".join(f"{name} ({_size(size)})" for name, size in lease.holds)
+    more = lease.holds_count - len(lease.holds)
+    rest = f" and {more} more" if more > 0 else ""
+    return f"scattered data and actors are lost, {_size(lease.holds_size)} in all: {named}{rest}"
+
+
+def _size(size: int) -> str:
+    return f"{size / GB:.3g} GB" if size >= GB // 10 else f"{size / 1_000_000:.3g} MB"
+
+
+def shrink(state: State, lease: Lease, ident: str, deadline: int, why: str, *, reclaim: int = 0) -> None:
     """Take one slice out of a lease that goes on without it."""
     state.unserve(lease, ident)
     slice_: Slice | None = lease.slices[ident]
     while slice_:
         # With a replacement goes what it was to replace.
-        lease.leaving[slice_.id] = Leaving(mode=DrainMode.FINISH, deadline=deadline, why=why)
+        lease.leaving[slice_.id] = Leaving(mode=DrainMode.FINISH, deadline=deadline, why=why, reclaim=reclaim)
         grants.drain(state, lease, slice_)
         slice_ = lease.slices.get(slice_.replaces)
         slice_ = slice_ if slice_ and slice_.state in WORKING else None

@@ -2,7 +2,8 @@
 
 Rule 1: idle is what the lease's scheduler and the reader say together: no task, no call, no utilisation.
         That a browser is closed is nothing.
-Rule 2: `warnings` times a warning, then it is preemptible, then it ends; a gap lies between the steps.
+Rule 2: `warnings` times a warning, then it is preemptible, then it ends; a gap lies between the steps, also
+        where nobody could look for a while.
 Rule 3: any work resets it; *keep* begins the time-out anew.
 
 Not its business: what counts as idle (`lease`, `controller`).
@@ -52,7 +53,9 @@ def due(state: State, lease: Lease) -> int:
     timeout = lease.request.idle_timeout or state.defaults.idle_timeout
     if not lease.idle_since or timeout < 0:
         return 0
-    return lease.idle_since + timeout + lease.idle_steps * state.defaults.idle_warning_gap
+    gap = state.defaults.idle_warning_gap
+    earliest = lease.idle_told + gap if lease.idle_steps else 0
+    return max(lease.idle_since + timeout + lease.idle_steps * gap, earliest)
 
 
 def watch(state: State, lease: Lease) -> None:
@@ -69,6 +72,7 @@ def step(state: State, lease: Lease) -> None:
     if not when or state.now < when:
         return
     lease.idle_steps += 1
+    lease.idle_told = state.now
     name, steps, warnings = lease.request.name, lease.idle_steps, state.defaults.idle_warnings
     minutes = (state.now - lease.idle_since) // 60_000
     if steps <= warnings:

@@ -5,12 +5,19 @@ Rule 1: usage is thousandths of a GPU times milliseconds, added up when a meter 
 Rule 2: a slice's meter runs from its grant until it is taken back, ended or seen gone.
 Rule 3: every reclaim has a record of who, from whom, why, and by which numbers.
 
+Rule 4: what a reclaim costs is the work that has to be done again, as the victims' schedulers say.
+
 Not its business: the decayed usage that decides who is next (`tree`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jupyter_gpupool.core.model import Request
+    from jupyter_gpupool.core.state import Charge
 
 #: So many reclaims are remembered one by one; all of them count in the sums.
 KEEP_RECLAIMS = 1000
@@ -25,10 +32,12 @@ class Account:
     model: str
     #: "whole", "share", or the MIG profile.
     kind: str
-    #: Thousandths of a GPU times milliseconds: used; of that while idle; and cut off by reclaims.
+    #: Thousandths of a GPU times milliseconds: used; of that while idle; and work that reclaims undid.
     used: int = 0
     idle: int = 0
     lost: int = 0
+    #: What is used, as `shares.Decay` keeps it.
+    kept: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +71,10 @@ class Reclaim:
     #: Squared over-shares before and after: of all GPUs, then of single models.
     before: tuple[int, int]
     after: tuple[int, int]
+    #: Reclaims are numbered from 1.
+    number: int = 0
+    #: Work that it undid, in thousandths of a GPU times milliseconds; known when the victims have drained.
+    cost: int = 0
 
 
 @dataclass(slots=True)
@@ -80,6 +93,19 @@ class Ledger:
         if found is None:
             found = self.accounts[key] = Account(user=user, project=project, model=model, kind=kind)
         return found
+
+    def cost(self, number: int, request: Request, charge: Charge, work: int) -> None:
+        """Write down that a reclaim has undone work of a slice, in milliseconds."""
+        lost = charge.milli * work
+        self.account(request.user, request.project, charge.model, charge.kind).lost += lost
+        for at, each in enumerate(self.reclaims):
+            if each.number == number:
+                self.reclaims[at] = replace(each, cost=each.cost + lost)
+
+    def renew(self, bits: int) -> None:
+        """Begin a new epoch of the decay."""
+        for each in self.accounts.values():
+            each.kept >>= bits
 
     def note(self, reclaim: Reclaim) -> None:
         """Write down a reclaim."""

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         InstanceFailed,
         LeaseFailed,
         LeaseFreed,
+        LeaseHolds,
         LeaseReleased,
         LeaseStarted,
         RequestWithdrawn,
@@ -124,7 +125,7 @@ def settle_books(state: State, lease: Lease) -> None:
         state.unserve(lease, ident)
 
 
-def suspend(state: State, lease: Lease, deadline: int, why: str) -> None:
+def suspend(state: State, lease: Lease, deadline: int, why: str, reclaim: int = 0) -> None:
     """Take back all slices of a lease; its scheduler, queued tasks, name and place in the queue stay."""
     settle_books(state, lease)
     lease.ran += state.now - lease.granted_at
@@ -133,7 +134,9 @@ def suspend(state: State, lease: Lease, deadline: int, why: str) -> None:
     lease.idle_since = lease.idle_steps = 0
     for slice_ in list(lease.slices.values()):
         if slice_.state in WORKING:
-            lease.leaving[slice_.id] = Leaving(mode=DrainMode.FINISH, deadline=deadline, why=why)
+            lease.leaving[slice_.id] = Leaving(
+                mode=DrainMode.SUSPEND, deadline=deadline, why=why, reclaim=reclaim
+            )
             grants.drain(state, lease, slice_)
     state.place(lease)
     state.touch(lease)
@@ -160,6 +163,7 @@ def finish(state: State, lease: Lease) -> None:
         return
     if lease.suspending:
         lease.suspending, lease.state = False, LeaseState.SUSPENDED
+        lease.holds, lease.holds_count, lease.holds_size = (), 0, 0
         lease.ends_at = 0
         state.place(lease)
         state.touch(lease)
@@ -271,6 +275,9 @@ def on_slice_drained(state: State, event: SliceDrained) -> None:
     if not found or found[1].state is not SliceState.DRAINING:
         return
     lease, slice_ = found
+    leaving, charge = lease.leaving.get(slice_.id), lease.charges.get(slice_.id)
+    if event.work > 0 and leaving and charge and leaving.reclaim:
+        state.ledger.cost(leaving.reclaim, lease.request, charge, event.work)
     stop(state, lease, slice_)
     if event.forced or event.lost:
         cut = _cut_off(event.forced) if event.forced else ""
@@ -278,6 +285,15 @@ def on_slice_drained(state: State, event: SliceDrained) -> None:
         says = f"{lease.request.name}: {'; '.join(filter(None, (cut, lost)))}."
         data = json.dumps({"forced": event.forced, "lost": event.lost})
         state.tell(lease, Notice.MIGRATED, says, data)
+
+
+def on_holds(state: State, event: LeaseHolds) -> None:
+    """A lease has other scattered data and actors than before."""
+    lease = state.leases.get(event.lease)
+    fresh = (event.parts, event.count, event.size)
+    if lease and lease.state in HOLDING and fresh != (lease.holds, lease.holds_count, lease.holds_size):
+        lease.holds, lease.holds_count, lease.holds_size = fresh
+        state.touch(lease)
 
 
 def _cut_off(keys: tuple[str, ...]) -> str:

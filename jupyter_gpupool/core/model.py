@@ -72,6 +72,7 @@ class DrainMode(StrEnum):
     """How a slice is taken out of its lease."""
 
     FINISH = "finish"  # running tasks end, data moves first, up to the deadline
+    SUSPEND = "suspend"  # running tasks end, up to the deadline; no worker stays that data could move to
     NOW = "now"  # the device does not work any more: out at once, what is lost is computed again
 
 
@@ -506,6 +507,17 @@ class LeaseIdle(PoolEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseHolds(PoolEvent):
+    """What a lease would lose for good if it were suspended now: scattered data and actors."""
+
+    lease: str
+    #: The largest of them, with their bytes; how many there are, and the bytes of all.
+    parts: tuple[tuple[str, int], ...] = ()
+    count: int = 0
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseStarted(PoolEvent):
     """The lease's scheduler answers at `address`."""
 
@@ -545,6 +557,8 @@ class SliceDrained(PoolEvent):
     forced: tuple[str, ...] = ()
     #: Names of what was lost for good (scattered data, actors).
     lost: tuple[str, ...] = ()
+    #: How long the work took that is to be done again, in milliseconds, as far as the scheduler knows.
+    work: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

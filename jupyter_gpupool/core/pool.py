@@ -78,6 +78,7 @@ HANDLERS: dict[type[PoolEvent], Callable[[State, Any], None]] = {
     model.LeaseKept: idle.on_kept,
     model.LeaseIdle: idle.on_idle,
     model.LeaseBusy: idle.on_busy,
+    model.LeaseHolds: lives.on_holds,
     model.LeaseStarted: lives.on_lease_started,
     model.LeaseFailed: lives.on_lease_failed,
     model.LeaseFreed: lives.on_lease_freed,

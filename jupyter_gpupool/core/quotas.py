@@ -100,10 +100,11 @@ def _sums(projects: tuple[Project, ...], capacity: dict[str, int]) -> Iterator[R
             yield from _above(f"of project {parent}", quotas, most[parent], most[parent].get(ANY, 0))
         elif capacity:
             yield from _above("of the pool", quotas, capacity, 0)
-    for each in [part for project in projects for part in (project, *project.users)]:
-        models = sum(amount for key, amount in each.quota if key != ANY)
-        if models > dict(each.quota).get(ANY, models):
-            yield _too_many(models, "GPUs of models", dict(each.quota)[ANY], f"of {each.name} in all")
+    stated: list[Project | UserShare] = [*projects, *(user for each in projects for user in each.users)]
+    for name, quota in [(each.name, dict(each.quota)) for each in stated]:
+        models = sum(amount for key, amount in quota.items() if key != ANY)
+        if models > quota.get(ANY, models):
+            yield _too_many(models, "GPUs of models", quota[ANY], f"of {name} in all")
 
 
 def _above(

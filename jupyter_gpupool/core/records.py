@@ -186,10 +186,13 @@ def reconfigure(state: State, projects: tuple[Project, ...], defaults: Defaults)
     """Take over another configuration: everybody keeps what they have, and what they have used."""
     old = state.tree
     state.projects, state.defaults = projects, defaults
+    fresh = Decay(defaults.half_life, state.now)
+    for account in state.ledger.accounts.values():
+        account.kept = fresh.kept(old.decay.worth(account.kept, state.now), state.now)
     worth = {
         (each.project, each.name if each.user else ""): old.worth(each, state.now) for each in old.everybody()
     }
-    state.tree = Tree(projects, Decay(defaults.half_life, state.now))
+    state.tree = Tree(projects, fresh)
     state.tree.capacity(state.capacity)
     state.waiting = Waiting()
     state.holding = {}
@@ -224,6 +227,6 @@ def _order(state: State, lease: Lease, slice_: Slice) -> None:
     elif slice_.state is SliceState.DRAINING:
         leaving = lease.leaving.get(slice_.id)
         mode = leaving.mode if leaving else DrainMode.NOW
-        deadline = leaving.deadline if leaving and mode is DrainMode.FINISH else 0
+        deadline = leaving.deadline if leaving and mode is not DrainMode.NOW else 0
         why = leaving.why if leaving else lease.why
         state.emit(DrainSlice, lease=lease.id, slice=slice_.id, mode=mode, deadline=deadline, why=why)

@@ -22,7 +22,7 @@ def settle(state: State) -> None:
     while state.stirred:
         state.stirred = False
         if state.tree.decay.stale(state.now):
-            state.tree.renew()
+            state.ledger.renew(state.tree.renew())
         replace.replace_missing(state)
         claims.fulfil(state)
         give.give(state)

@@ -103,6 +103,8 @@ class Leaving:
     #: When it goes, replacement or not.
     deadline: int
     why: str
+    #: Number of the reclaim that takes it; 0: it goes for another reason.
+    reclaim: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -172,6 +174,12 @@ class Lease:
     #: Since when it does nothing; 0: it works. And how many steps of the idle rule have been taken.
     idle_since: int = 0
     idle_steps: int = 0
+    #: When the last of these steps was taken.
+    idle_told: int = 0
+    #: What it would lose for good with its workers: the largest, how many, and the bytes of all.
+    holds: tuple[tuple[str, int], ...] = ()
+    holds_count: int = 0
+    holds_size: int = 0
     #: Grows with each change, so that a reader can wait for the next one.
     version: int = 0
 

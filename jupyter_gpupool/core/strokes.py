@@ -243,6 +243,7 @@ class State:
         request = lease.request
         account = self.ledger.account(request.user, request.project, charge.model, charge.kind)
         account.used += charge.milli * (self.now - since)
+        account.kept += charge.milli * (self.tree.decay.at(self.now) - self.tree.decay.at(since))
         if lease.idle_since:
             account.idle += charge.milli * max(0, self.now - max(since, lease.idle_since))
 

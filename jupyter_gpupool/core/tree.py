@@ -209,11 +209,12 @@ class Tree:
         """Set the decayed usage that a tenant has at `now`; its rate is known already."""
         tenant.usage = self.decay.kept(amount, now) - tenant.rate * self.decay.at(now)
 
-    def renew(self) -> None:
-        """Begin a new epoch of the decay."""
+    def renew(self) -> int:
+        """Begin a new epoch of the decay; returns by how many bits to shift what is kept elsewhere."""
         bits = self.decay.renew()
         for tenant in self.everybody():
             tenant.usage >>= bits
+        return bits
 
     def over_limit(self, leaf: Tenant, amounts: Iterable[tuple[str, int]], *, ever: bool) -> Refusal | None:
         """Say which hard limit these amounts would pass: with what is held now, or `ever`."""

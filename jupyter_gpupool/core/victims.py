@@ -5,7 +5,8 @@ Rule 1: surplus of elastic leases first, wherever it is: it was never anybody's 
 Rule 2: never twice from a lease within a min run time, nor before it has run that long.
 Rule 3: never a non-preemptible lease within its quota. Such leases count against the quota oldest first;
         beyond it, or idle after all warnings, they can be taken as any other.
-Rule 4: most over share first, then least work lost, then youngest.
+Rule 4: most over share first, then least work lost (scattered data and actors count, by their size), then
+        youngest.
 
 Not its business: how many it takes (`fits`).
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core.model import ANY
+from jupyter_gpupool.core.model import ANY, GB, MINUTE, WHOLE
 from jupyter_gpupool.core.plan import Pick, Plan
 from jupyter_gpupool.core.state import HOLDING
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from jupyter_gpupool.core.state import Lease
     from jupyter_gpupool.core.strokes import State
     from jupyter_gpupool.core.tree import Tenant
+
+
+#: A GB that cannot be computed again counts as a minute of a GPU's work.
+HELD = WHOLE * MINUTE
 
 
 def candidates(plan: Plan, useful: Callable[[tuple[Slice, ...]], bool]) -> Iterator[Pick]:
@@ -88,7 +93,8 @@ def _next_of(plan: Plan, useful: Callable[[tuple[Slice, ...]], bool], leaf: Tena
             continue
         ran = lease.ran + state.now - lease.granted_at
         milli = sum(charge.milli for charge in lease.charges.values())
-        rank = (ran * milli, -lease.request.arrived, ident)
+        lost = ran * milli + lease.holds_size * HELD // GB
+        rank = (lost, -lease.request.arrived, ident)
         if (best is None or rank < best) and useful(tuple(lease.live())):
             best, found = rank, lease
     if found is None:
