@@ -233,3 +233,15 @@ def test_leases_stay_in_their_range_of_ports(tmp_path):
             assert {first <= int(url.rpartition(":")[2]) <= first + 40 for url in urls} == {True}
     finally:
         node.stop()
+
+
+def test_a_worker_that_cannot_start_on_a_lost_gpu_says_the_driver_s_own_error(node):
+    """dask-cuda hides it behind a ValueError, and that behind a TypeError."""
+    with running(node, "lost", workers=0) as lease:
+        node.machine.lose(node.devices[3])
+        try:
+            lease.add(3, wait=False)
+            failed = node.wait_failed("slice_failed", slice=lease.parts[0].id)
+        finally:
+            node.machine.restore(node.devices[3])
+    assert failed["why"] == "NVMLError_GpuIsLost: GPU is lost"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import os
 import signal
@@ -115,6 +116,7 @@ class _Host:
     async def run(self, link: Link) -> None:
         """Start the worker, say so, and stay until it ends or is to end."""
         try:
+            _open_driver(self._spec["driver"])
             cluster = make_cluster(self._spec)
             self._nanny = cluster.nannies[0]
             self._watch_exits(self._nanny)
@@ -123,7 +125,8 @@ class _Host:
                 return  # it is to end before it has begun
         except Exception as error:
             logger.exception("the slice's worker did not start")
-            self._say(link, {"report": "failed", "why": f"{type(error).__name__}: {error}"})
+            true = true_error(error)
+            self._say(link, {"report": "failed", "why": f"{type(true).__name__}: {true}"})
             await asyncio.sleep(0.2)
             raise SystemExit(1) from error
         cells = CellServer(self._nanny, self._spec)
@@ -175,6 +178,30 @@ class _Host:
         with contextlib.suppress(OSError, TimeoutError):
             told = nanny.scheduler.gpupool_death(part=self._spec["slice"], hardware=hardware)
             await asyncio.wait_for(told, PATIENCE)
+
+
+def _open_driver(prepare: str) -> None:
+    """Open NVML in this process, by a function of the driver's room ("module:function") that says why not."""
+    module, _, function = prepare.partition(":")
+    if reason := getattr(importlib.import_module(module), function)():
+        logger.warning("this slice's host starts without NVML: %s", reason)
+
+
+def true_error(error: BaseException) -> BaseException:
+    """Return the NVML error behind an exception, where there is one.
+
+    dask-cuda answers one with a ValueError about the device's name, and that with a TypeError of its own: it
+    formats a UUID as a number.
+
+    Args:
+        error: What was raised.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        if type(link).__name__.startswith("NVMLError"):
+            return link
+        link = link.__cause__ or link.__context__
+    return error
 
 
 async def _started(cluster: Any) -> None:

@@ -194,18 +194,3 @@ class _Strict:
     async def write(self, message: Any, serializers: list[str] | None = None, on_error: str = "raise") -> Any:
         del on_error
         return await self._comm.write(message, serializers=serializers, on_error="raise")
-
-
-def dask_setup(worker: Any) -> None:
-    """Open NVML before dask-cuda's own preload needs it: Dask's monitoring, which would, is off.
-
-    Args:
-        worker: The worker, which is starting.
-    """
-    del worker
-    from dask_cuda.utils import get_gpu_handle
-
-    try:
-        get_gpu_handle(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0])
-    except Exception as error:  # noqa: BLE001 - a device that is gone is found by its first task and its node
-        logger.warning("NVML does not know this worker's GPU: %s", error)

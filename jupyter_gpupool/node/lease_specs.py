@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from jupyter_gpupool.core.model import Slice
     from jupyter_gpupool.node.lease_table import Entry, Table
 
-#: What a worker loads before it takes tasks; on simulated machines the driver first.
-_PRELOAD = ("jupyter_gpupool.lease.worker",)
-_SIMULATED = ("jupyter_gpupool.driver.simulated",)
+#: What a worker loads before it takes tasks, and before dask-cuda's own preload: NVML, or what stands for it.
+_PRELOAD = ("jupyter_gpupool.driver.preload",)
+#: What a host calls before it makes the worker: dask-cuda asks NVML for the device in the host already.
+_DRIVER = "jupyter_gpupool.driver.nvml:prepare"
 #: A worker whose slice says nothing of host memory gets this part of the node's: without a limit it would
 #: take all.
 _MEMORY_PART = 8
@@ -55,7 +56,8 @@ def worker_spec(table: Table, part: Slice, order: dict[str, Any], common: dict[s
         "vram": part.vram,
         "memory": part.memory or psutil.virtual_memory().total // _MEMORY_PART,
         "scheduler": order["address"],
-        "preload": [*(_SIMULATED if common["simulated"] else ()), *_PRELOAD],
+        "preload": [*_PRELOAD],
+        "driver": _DRIVER,
         # For the worker itself, which is no child of its host's but of the forkserver.
         "environ": {
             "GPUPOOL_LEASE": order["lease"],
