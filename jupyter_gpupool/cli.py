@@ -21,6 +21,7 @@ from jupyter_gpupool import __version__, commands
 from jupyter_gpupool._http import PoolError
 from jupyter_gpupool.cli_pool import OWN
 from jupyter_gpupool.commands import Argument, Command, Misuse, asks_help
+from jupyter_gpupool.upkeep import UPKEEP
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -125,7 +126,7 @@ def _sub_application(command: Command) -> type[GPUPoolCommand]:
 
 
 #: What only runs a pool comes first, then what uses one.
-ALL: tuple[Command, ...] = (*OWN, *commands.COMMANDS)
+ALL: tuple[Command, ...] = (*OWN, *UPKEEP, *commands.COMMANDS)
 GPUPoolApp.subcommands = {each.name: (_sub_application(each), each.help) for each in ALL}
 
 

@@ -11,7 +11,6 @@ import os
 import socket
 import sys
 from argparse import ArgumentTypeError
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -260,18 +259,6 @@ def _token(pool: Pool, args: Namespace) -> Any:
     return f"{args.who} logs in with:\n    jupyter gpupool login {made['line']}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Health:
-    """Tells the pool that a device or node is to be used no more, or again."""
-
-    action: str
-    said: str
-
-    def __call__(self, pool: Pool, args: Namespace) -> str:
-        pool.call("POST", f"/v1/health/{args.target}", {"action": self.action, "why": args.why or ""})
-        return f"{args.target} {self.said}."
-
-
 def _drill(pool: Pool, args: Namespace) -> str:
     if args.end:
         pool.undrill(args.device)
@@ -301,9 +288,7 @@ def _set_projects(pool: Pool, args: Namespace) -> Any:
 
 
 _PROG = "jupyter gpupool"
-_TARGET = _option("target", "a node, or a device by name or UUID", "TARGET")
 _FOLDER = _option("--dir", "the controller's folder (default: that of the pool on this machine)", "PATH")
-_WHY = _option("--why", "the reason, for everybody to read", "TEXT")
 
 #: What only a terminal has, in the order in which it is needed.
 OWN: tuple[Command, ...] = (
@@ -408,24 +393,6 @@ OWN: tuple[Command, ...] = (
             _option("--admin", "the user may change the pool and see everybody's leases"),
         ),
         run=_token,
-    ),
-    Command(
-        name="cordon",
-        help="Keep new work off a device or node.",
-        arguments=(_TARGET, _WHY),
-        run=_Health("cordon", "takes no new work"),
-    ),
-    Command(
-        name="drain",
-        help="Keep new work off a device or node, and move away what is there.",
-        arguments=(_TARGET, _WHY),
-        run=_Health("drain", "takes no new work, and its work moves away"),
-    ),
-    Command(
-        name="uncordon",
-        help="Let a device or node take work again.",
-        arguments=(_TARGET, _WHY),
-        run=_Health("uncordon", "takes work again"),
     ),
     Command(
         name="set-projects",

@@ -20,6 +20,7 @@ from traitlets.config import Configurable
 from jupyter_gpupool import commands
 from jupyter_gpupool.commands import Argument, Command, Misuse
 from jupyter_gpupool.completion import Completer
+from jupyter_gpupool.upkeep import UPKEEP
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -57,7 +58,7 @@ class GPUPool(Magics, Configurable):
         #: The lease that a command is about when it names none; the last one requested or used here.
         self.current = ""
         self._cells: Cells | None = None
-        self.commands = {each.name: each for each in (*commands.COMMANDS, *self._own())}
+        self.commands = {each.name: each for each in (*commands.COMMANDS, *self._own(), *UPKEEP)}
 
     def _own(self) -> tuple[Command, ...]:
         """Return the sub-commands that only a notebook has."""

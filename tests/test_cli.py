@@ -159,6 +159,11 @@ def test_a_device_is_taken_out_and_back(run, pool):
     assert run("cordon", "node-1/gpu0", "--why", "loose cable")[1] == "node-1/gpu0 takes no new work.\n"
     assert pool.status().gpus_free == 7
     assert run("uncordon", "node-1/gpu0")[0] == 0
+    assert run("retire", "node-1", "--why", "sold", "--deadline", "5m")[0] == 0
+    assert pool.devices()[0]["cordoned"] == "retired: sold"
+    assert run("undrain", "node-1")[1] == "node-1 takes work again; what has not moved stays.\n"
+    assert pool.status().gpus_free == 8
+    assert "is not a length of time" in run("drain", "node-1", "--deadline", "soon")[2]
     status, _, err = run("cordon", "node-9")
     assert status == 1
     assert "The pool has no node or device 'node-9'." in err

@@ -43,6 +43,7 @@ ROOMS = {
     "embedded": "embedded",
     "embedded_start": "embedded",
     "commands": "words",
+    "upkeep": "words",
     "display": "display",
     "tables": "display",
     "cli": "cli",

@@ -63,6 +63,13 @@ def test_it_says_what_there_is(gpupool, shell):
     assert "%gpupool request" in shown
 
 
+def test_an_administrator_takes_a_gpu_out_and_back(gpupool, pool):
+    assert repr(gpupool('drain gpu1 --why "driver upgrade"')).startswith("gpu1 takes no new work")
+    assert pool.devices()[1]["cordoned"] == "driver upgrade"
+    gpupool("undrain gpu1")
+    assert pool.status().gpus_free == 8
+
+
 def test_status_is_an_object_that_shows_itself(gpupool, pool):
     value = gpupool("status")
     assert isinstance(value, Overview)

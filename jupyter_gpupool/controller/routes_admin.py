@@ -104,6 +104,8 @@ async def health(call: Call) -> Answer:
             raise Problem(Trouble.NOT_READY, failed, "Try again when its agent is back.")
         return Answer(None, HTTPStatus.NO_CONTENT)
     why = why or f"{action} by {call.asker.user}"
+    if action == "retire" and said.get("why"):
+        why = f"retired: {why}"
     now = face.clock.now()
     event: PoolEvent = Uncordoned(now=now, cause=cause(call), target=target, why=why)
     if action in ("cordon", "drain", "retire"):

@@ -127,7 +127,7 @@ def result_of(mover: Mover, load: Load, trace: Trace, forced: set[str], big: lis
         "first_task_p95_s": percentile(first, 0.95),
         "drain_1gb_p95_s": percentile(sorted(big), 0.95),
         "rounds": load.rounds,
-        "long_tasks": len(mover.long),
+        "long_tasks": mover.long_tasks,
     }
 
 
@@ -334,7 +334,7 @@ class Mover:
         self.random = random.Random(seed)
         self.first_task: list[float] = []
         self.long: list[tuple[int, Any]] = []
-        self.done = self.lost = self.wrong = self.killed = 0
+        self.done = self.lost = self.wrong = self.killed = self.long_tasks = 0
         self.began = time.time()
 
     def migrate(self, nth: int) -> None:
@@ -355,12 +355,18 @@ class Mover:
         print(f"{said}, which worked after {self.first_task[-1]:.2f} s", file=sys.stderr)
 
     def occupy(self, slice_: Any, nth: int) -> None:
-        """Let a task begin there that is longer than the deadline."""
+        """Let a task begin there that is longer than the deadline.
+
+        The results of those before are fetched first: kept for the whole bench they would be lost with each
+        GPU, and the load would do little but compute them again.
+        """
+        self.long_answers()
         key = f"long-{nth}"
         future = self.client.submit(
             long_task, LONG_TASK_S, nth, key=key, workers=[slice_.id], allow_other_workers=True, priority=10
         )
         self.long.append((nth, future))
+        self.long_tasks += 1
         self.until(lambda: any(each[2] == key for each in self.trace.look()), f"{key} has not begun")
 
     def take_out(self, device: str, deadline: float) -> None:
@@ -408,7 +414,8 @@ class Mover:
         """Look at the answers of the long tasks, which were cut off and ran again."""
         from distributed import KilledWorker
 
-        for nth, future in self.long:
+        while self.long:
+            nth, future = self.long.pop()
             try:
                 self.wrong += future.result(timeout=WAIT_S) != nth
             except KilledWorker:
