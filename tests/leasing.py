@@ -30,12 +30,13 @@ def credentials() -> dict[str, str]:
     return {"ca": keys.tls_ca_file, "cert": keys.tls_client_cert, "key": keys.tls_client_key}
 
 
-def judge(machine: simulated.Machine, device: str) -> dict[str, str]:
+def judge(machine: simulated.Machine, device: str, *, busy: bool = False) -> dict[str, object]:
     """What a node's health rules would say of a device, as far as these tests need it."""
     lost = machine.describe(device)["lost"]
     sentence = f"GPU {device[:12]} has fallen off the bus." if lost else ""
     verdict = "gone" if lost else "fine"
-    return {"order": "verdict", "device": device, "verdict": verdict, "sentence": sentence, "final": True}
+    said = {"order": "verdict", "device": device, "verdict": verdict, "sentence": sentence}
+    return {**said, "final": True, "busy": busy}
 
 
 class Node:
@@ -48,6 +49,8 @@ class Node:
         self.machine = simulated.Machine(folder / "machines")
         self.devices = self.machine.devices(name)
         self.reports: list[dict] = []
+        #: Devices that are at work, as the driver says.
+        self.busy: set[str] = set()
         self._queue: queue.Queue[dict] = queue.Queue()
         self._untaken: list[dict] = []
         self._options = options
@@ -90,7 +93,9 @@ class Node:
         self.reports.append(report)
         self._queue.put(report)
         if report["report"] == "suspect" and self.judges:
-            self._loop.create_task(self.leases.obey(judge(self.machine, report["device"])))
+            device = report["device"]
+            verdict = judge(self.machine, device, busy=device in self.busy)
+            self._loop.create_task(self.leases.obey(verdict))
 
     async def _device_pids(self, device: str) -> set[int]:
         from jupyter_gpupool.driver.simulated.processes import uses

@@ -107,6 +107,15 @@ async def test_a_suspicion_waits_for_the_event_that_comes_after_the_reading(tmp_
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("percent", [None, 0, 70])
+async def test_a_suspicion_is_also_told_whether_the_gpu_is_at_work(tmp_path, percent):
+    """A worker that gives no answer while its GPU works does not hang; not supported is not at work."""
+    agent = Agent(tmp_path)
+    agent.answers = [lambda: agent.read(utilisation=percent)]
+    assert (await agent.fitness.suspect(agent.devices[0].uuid))["busy"] is bool(percent)
+
+
+@pytest.mark.asyncio
 async def test_a_suspicion_of_a_lost_gpu_is_answered_at_once(tmp_path):
     agent = Agent(tmp_path)
     agent.answers = [lambda: agent.read(error="GPU_IS_LOST")]

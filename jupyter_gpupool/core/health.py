@@ -173,6 +173,12 @@ class Judge:
         recent = seen.of(*kinds) if seen else []
         return any(now - each.last <= self.limits.coalesce for each in recent)
 
+    def is_busy(self, device: str) -> bool:
+        """Say whether a device was at work when it was last read."""
+        seen = self.histories.get(device)
+        last = seen.readings[-1] if seen and seen.readings else {}
+        return bool(last.get("utilisation"))
+
     def opinions(self, now: int) -> tuple[VerdictChanged, ...]:
         """Give the verdicts that are not simply `fine`, for telling a controller that has missed them."""
         seen = [each for each in self.histories.values() if each.rule != "fine" or each.on_probation(now)]

@@ -102,6 +102,11 @@ class Thresholds:
     silence: int = _known(
         40 * SECOND, "without a reading for so long, readings have stopped", "two polls; NVSentinel: 45 s"
     )
+    hung: int = _known(
+        5 * MINUTE,
+        "without an answer and without any work for so long, a worker hangs and is started anew (0: never)",
+        "Dask's worker-ttl, which does not ask whether it works",
+    )
     breaker_window: int = _known(
         5 * MINUTE, "condemned within this time counts for the circuit breaker", "NVSentinel: 5 min"
     )

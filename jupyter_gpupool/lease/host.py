@@ -131,11 +131,44 @@ class _Host:
             raise SystemExit(1) from error
         cells = CellServer(self._nanny, self._spec)
         self._say(link, {"report": "started", "worker": self._nanny.worker_address})
-        watch = asyncio.create_task(pulse.watch(lambda: self._nanny.pid, self._replace))
+        watches = [asyncio.create_task(each) for each in self._watches()]
         await _first(cluster.finished(), stopped)
-        watch.cancel()
+        for watch in watches:
+            watch.cancel()
         with contextlib.suppress(Exception):
             await asyncio.gather(cells.close(), cluster.close(timeout=_CLOSE))
+
+    def _watches(self) -> list[Coroutine[Any, Any, None]]:
+        def pid() -> int | None:
+            found: int | None = self._nanny.pid
+            return found
+
+        hung_s = self._spec["hung"]
+        watches = [pulse.watch_stopped(pid, self._replace)]
+        if hung_s:
+            watches.append(pulse.watch_hanging(pid, self._ask_worker, self._end_hanging, hung_s))
+        return watches
+
+    async def _ask_worker(self) -> None:
+        address = self._nanny.worker_address
+        if address is None:
+            raise OSError("there is no worker now")
+        await self._nanny.rpc(address).echo(data=b"")
+
+    async def _end_hanging(self, why: str) -> bool:
+        """Kill a worker that hangs, unless its GPU is at work; it counts as one that died.
+
+        So the node is asked once more whose fault it was: a program that hangs again and again ends like one
+        that kills its workers, and a GPU that has failed is held against nobody.
+        """
+        question = {"report": "suspect", "slice": self._spec["slice"], "error": why}
+        answer = await ask(self._spec["socket"], question, PATIENCE) or {}
+        if answer.get("busy"):
+            return False
+        logger.warning("the worker is killed, and another one started: %s", why)
+        with contextlib.suppress(ProcessLookupError, TypeError):  # it has ended meanwhile
+            os.kill(self._nanny.pid, signal.SIGKILL)
+        return True
 
     async def _replace(self, why: str) -> None:
         """Start another worker on the same GPU in place of one that cannot be asked; nobody is blamed."""

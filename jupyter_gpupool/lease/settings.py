@@ -15,6 +15,8 @@ SETTINGS: dict[str, Any] = {
     "distributed.diagnostics.nvml": False,
     # Fork a worker from the launcher's forkserver rather than start a Python of its own (2.3 s).
     "distributed.worker.multiprocessing-method": "forkserver",
+    # Dask would take a worker that is busy in C code for a dead one; the host and the agent look (`pulse`).
+    "distributed.scheduler.worker-ttl": None,
     # Tasks wait for a replacement as long as it takes; they never fail because no worker is there.
     "distributed.scheduler.no-workers-timeout": None,
     # Nothing but the scheduler's dashboard serves HTTP, and that has no proxy to workers.

@@ -107,6 +107,7 @@ class Agent:
             self._leases.users_on,
             interval_s=settings.interval,
         )
+        self._leases.hung_s = self._fitness.hung_s
         self._outside = OutsideWatch(self._leases.owner)
         self._connection = Connection(
             member,
@@ -357,6 +358,7 @@ class Agent:
             self._fitness.set_limits(dict(order.get("limits") or {}))
         except (TypeError, ValueError) as error:
             return {"why": f"The thresholds are not used: {error}"}
+        self._leases.hung_s = self._fitness.hung_s
         return {"why": ""}
 
 

@@ -127,6 +127,11 @@ class Fitness:
         _write(self._thresholds, json.dumps(data))
         self._follow(self._judge.tick(now_ms()))
 
+    @property
+    def hung_s(self) -> float:
+        """Seconds after which a worker that neither answers nor does anything hangs; 0: never."""
+        return self._judge.limits.hung / 1000
+
     def _limit(self, limits: Thresholds) -> None:
         two_polls = int(2000 * self._interval) + 10_000
         self._judge.limits = replace(limits, silence=max(limits.silence, two_polls))
@@ -137,8 +142,8 @@ class Fitness:
         if self._judge.opinion(device, now_ms()).verdict not in CONDEMNED:
             await asyncio.sleep(LATER)
         now = now_ms()
-        hardware = self._judge.failed_just_now(device, now)
-        return {**order_of(self._judge.opinion(device, now)), "final": True, "hardware": hardware}
+        more = {"hardware": self._judge.failed_just_now(device, now), "busy": self._judge.is_busy(device)}
+        return {**order_of(self._judge.opinion(device, now)), "final": True, **more}
 
     async def look(self) -> None:
         """Ask the driver now, and wait for its answer, but not for ever."""

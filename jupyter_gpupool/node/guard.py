@@ -92,6 +92,14 @@ def started_at(pid: int) -> int:
     return 0 if process is None or process.zombie else process.started
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal (SIGSTOP); one that a debugger has stopped is not meant."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
+    except (OSError, IndexError):
+        return False
+
+
 def find(marks: Iterable[str], roots: Iterable[Identity], processes: dict[int, Process]) -> set[Identity]:
     """Find the processes that belong to a slice or a lease, zombies left out.
 

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.node import guard
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that the launcher has to tell the exit status of a process that has been seen gone.
 _WORD = 0.05
+#: Seconds between two looks at whether somebody has stopped one, and how many in a row must find it so.
+_LOOK, _TIMES = 2.0, 3
 
 
 class Processes:
@@ -131,6 +134,22 @@ class Processes:
             said = self.tail(entry).strip().splitlines()
             last = said[-1][:500] if said else "none"
             self._failed(entry, f"its process ended{status}; its last words: {last}")
+
+    async def watch_stopped(self) -> None:
+        """Kill for good what somebody has stopped: it does nothing for its lease and never ends by itself.
+
+        A worker is its host's to look after. This is for hosts and schedulers, after which the pool starts
+        others.
+        """
+        found: dict[guard.Identity, int] = {}
+        while True:
+            await asyncio.sleep(_LOOK)
+            working = (each for each in self._table.entries.values() if each.state in (STARTING, RUNNING))
+            now = [(each.pid, each.started) for each in working if guard.is_stopped(each.pid)]
+            found = {each: found.get(each, 0) + 1 for each in now}
+            for each in (each for each, times in found.items() if times >= _TIMES):
+                logger.warning("process %d was stopped for %.0f s; it is killed", each[0], _TIMES * _LOOK)
+                guard.send(each, signal.SIGKILL)
 
     async def end(self, entry: Entry) -> None:
         """End an entry's process and all that it has started, and return when all have been seen gone."""

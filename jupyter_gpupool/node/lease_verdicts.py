@@ -55,7 +55,7 @@ class Verdicts:
 
         Returns:
             verdict and sentence; "fine" where the agent did not judge in time. `hardware`: whether the driver
-            has announced a hardware error in the same moment.
+            has announced a hardware error in the same moment. `busy`: whether the device is at work.
         """
         device = entry.slice.get("device", "")
         last = self._last.get(device)
@@ -68,7 +68,7 @@ class Verdicts:
                 last = await asyncio.wait_for(heard, PATIENCE)
             self._waiting.get(device, set()).discard(heard)
             if not heard.done() or heard.cancelled():
-                last = {**(last or {}), "hardware": False}  # of an older suspicion
+                last = {**(last or {}), "hardware": False, "busy": False}  # of an older suspicion
         last = last or {}
         answer = {"verdict": last.get("verdict", Verdict.FINE), "sentence": last.get("sentence", "")}
-        return {**answer, "hardware": bool(last.get("hardware"))}
+        return {**answer, **{name: bool(last.get(name)) for name in ("hardware", "busy")}}

@@ -58,6 +58,7 @@ class Leases:
         scratch: Where the leases' own folders stand; default: where temporary files do.
         grace_s: Seconds that processes have to end before they are killed.
         alone_s: Seconds without an agent after which they end themselves.
+        hung_s: Seconds without an answer and without any work after which a worker hangs; 0: never.
     """
 
     def __init__(
@@ -73,15 +74,17 @@ class Leases:
         scratch: str | None = None,
         grace_s: float = guard.GRACE,
         alone_s: float = ALONE,
+        hung_s: float = 0.0,
     ) -> None:
         folder = Path(directory)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._report = report
-        self._common = {
+        self._common: dict[str, Any] = {
             "address": address_of(interface),
             "ports": list(ports) if ports else None,
             "simulated": bool(simulated_environ),
             "alone": alone_s,
+            "hung": hung_s,
         }
         self._table = Table(folder / "leases.json", scratch)
         # Others find their own sockets and folders in it by name; nobody but the agent can list it.
@@ -104,9 +107,19 @@ class Leases:
 
     # --------------------------------------------------------------------------------------- the agent's side
 
+    @property
+    def hung_s(self) -> float:
+        """Seconds after which a worker that is started from now on hangs; 0: never."""
+        return float(self._common["hung"])
+
+    @hung_s.setter
+    def hung_s(self, seconds: float) -> None:
+        self._common["hung"] = seconds
+
     async def start(self) -> None:
         """Warm the forkserver of the agent's own user, in the background."""
         self._do(self._keep_house())
+        self._do(self._processes.watch_stopped())
         self._do(self._warm())
 
     async def warm(self) -> None:

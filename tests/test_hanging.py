@@ -1,0 +1,119 @@
+"""A worker that does nothing any more is started anew, one that is busy is left alone: real processes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from jupyter_gpupool.lease.pulse import Hanging
+from tests.leasing import LONGEST, Lease, Node
+
+pytestmark = pytest.mark.slow
+
+#: Seconds after which a worker of these tests hangs.
+HUNG = 2.0
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    node = Node(tmp_path_factory.mktemp("node"), hung_s=HUNG)
+    node.start()
+    yield node
+    node.stop()
+
+
+@pytest.fixture
+def lease(node, request):
+    lease = Lease(node, request.node.name.replace("_", "-")[-40:])
+    yield lease
+    lease.end()
+
+
+@pytest.fixture
+def client(lease):
+    with lease.client() as client:
+        yield client
+
+
+def first_run(file) -> bool:
+    """Leave a trace, and say whether it is the first."""
+    first = not Path(file).exists()
+    with Path(file).open("a") as trace:
+        trace.write("run\n")
+    return first
+
+
+def wait_in_c(file, seconds):
+    """Keep the GIL in a C call that uses no CPU time, in the first run."""
+    if first_run(file):
+        ctypes.PyDLL(None).sleep(seconds)
+    return os.getpid()
+
+
+def compute_in_c(file, seconds):
+    """Keep the GIL in a C call that computes all the time."""
+    first_run(file)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(4 * 10**7))  # about a second in which no other thread runs
+    return os.getpid()
+
+
+def runs(file) -> int:
+    return Path(file).read_text().count("run")
+
+
+def test_a_worker_that_hangs_in_c_code_is_started_anew_and_its_task_runs_again(client, tmp_path):
+    before = client.submit(os.getpid).result(timeout=LONGEST)
+    after = client.submit(wait_in_c, tmp_path / "runs", 600).result(timeout=LONGEST)
+    assert after != before
+    assert runs(tmp_path / "runs") == 2
+
+
+def test_a_worker_that_computes_in_c_code_is_busy_and_left_alone(client, tmp_path):
+    before = client.submit(os.getpid).result(timeout=LONGEST)
+    assert client.submit(compute_in_c, tmp_path / "runs", 1.6 * HUNG).result(timeout=LONGEST) == before
+    assert runs(tmp_path / "runs") == 1
+
+
+def test_a_worker_that_waits_for_a_gpu_at_work_is_busy_and_left_alone(lease, client, tmp_path):
+    lease.node.busy.add(lease.parts[0].device)
+    before = client.submit(os.getpid).result(timeout=LONGEST)
+    waiting = client.submit(wait_in_c, tmp_path / "runs", int(2 * HUNG))
+    assert waiting.result(timeout=LONGEST) == before
+    assert runs(tmp_path / "runs") == 1
+    assert lease.node.heard("suspect"), "it was looked at"
+
+
+def test_a_host_or_scheduler_that_somebody_has_stopped_is_ended_for_another_to_be_started(node):
+    hosted, scheduled = Lease(node, "stopped-host"), Lease(node, "stopped-scheduler")
+    part = hosted.parts[0].id
+    for key in (part, scheduled.id):
+        os.kill(node.leases._table.entries[key].pid, signal.SIGSTOP)
+    assert "its process ended" in node.wait_failed("slice_failed", slice=part)["why"]
+    assert "its process ended" in node.wait_failed("scheduler_failed", lease=scheduled.id)["why"]
+    for lease in (hosted, scheduled):
+        lease.end()
+        assert not lease.processes()
+
+
+@pytest.mark.parametrize(
+    ("looks", "hangs"),
+    [
+        pytest.param([(1, 0.0, False), (5, 0.0, False), (9, 0.0, False)], True, id="it does nothing"),
+        pytest.param([(1, 0.0, False), (9, 0.05, False)], True, id="a thread that wakes up is no work"),
+        pytest.param([(1, 0.0, False), (5, 0.2, False), (9, 0.4, False)], False, id="it computes"),
+        pytest.param([(1, 0.0, False), (5, 0.0, True), (9, 0.0, False)], False, id="it answers"),
+        pytest.param([(1, 9.0, False), (5, 0.0, False)], False, id="it has just begun"),
+    ],
+)
+def test_what_hangs_has_neither_answered_nor_done_anything(looks, hangs):
+    seen = Hanging(6.0)
+    said = [seen.look(7, now, used, answers=answers) for now, used, answers in looks]
+    assert said[-1] is hangs
+    assert not any(said[:-1])
