@@ -71,6 +71,10 @@ class PoolError(Exception):
     def __str__(self) -> str:
         return f"{self.sentence} {self.advice}".strip()
 
+    def _render_traceback_(self) -> list[str]:
+        """Have IPython show the sentence: what is wrong is never in the lines of this package."""
+        return [f"\x1b[31mGPUPool\x1b[0m: {self}"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:

@@ -126,6 +126,12 @@ class _Lease:
         _clients.setdefault(self.id, weakref.WeakSet()).add(client)
         return client
 
+    async def _compare(self, client: Any) -> None:
+        """Say what is another in the workers' environment than here, before it makes the first task fail."""
+        from jupyter_gpupool._environment import tell
+
+        await tell(client.scheduler, self.id, self.name)
+
     def _no_answer(self, error: Exception) -> PoolError:
         return PoolError(
             Trouble.UNREACHABLE,
@@ -162,9 +168,12 @@ class Lease(_Lease):
             self.wait()
         connection = self._pool.carry_out(steps.connection(self.data))
         try:
-            return self._new_client(connection, **options)
+            client = self._new_client(connection, **options)
         except OSError as error:
             raise self._no_answer(error) from error
+        if not client.asynchronous:
+            client.sync(self._compare, client)
+        return client
 
     def wait(self, timeout: float | None = None, on_wait: Callable[[Lease], object] | None = None) -> Self:
         """Wait until the lease can be used; Ctrl-C ends the wait only.
@@ -261,9 +270,11 @@ class AsyncLease(_Lease):
             await self.wait()
         connection = await self._pool.carry_out(steps.connection(self.data))
         try:
-            return await self._new_client(connection, **{"asynchronous": True, **options})
+            client = await self._new_client(connection, **{"asynchronous": True, **options})
         except OSError as error:
             raise self._no_answer(error) from error
+        await self._compare(client)
+        return client
 
     async def wait(self, timeout: float | None = None) -> Self:  # noqa: ASYNC109 - the error says why it waited
         """Wait until the lease can be used. See `Lease.wait`."""

@@ -39,6 +39,7 @@ def _names(flag: str, help_: str) -> Argument:
         help=help_,
         metavar="NAME",
         options={"action": "extend", "nargs": "+", "default": []},
+        values="variable",
     )
 
 
@@ -58,6 +59,7 @@ COMMAND = Command(
             name="on",
             help="on which of its slices: 0 (the default), 0,2 or all",
             metavar="0|all",
+            values="=0|all",
         ),
         Argument(
             flags=("--gpus", "-g"),

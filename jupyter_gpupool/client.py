@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from jupyter_gpupool import _steps as steps
 from jupyter_gpupool import display, tables
+from jupyter_gpupool._environment import with_wishes
 from jupyter_gpupool._find import find
 from jupyter_gpupool._http import Address, AsyncConnection, Call, Connection, PoolError, Steps, Trouble, get
 from jupyter_gpupool._lease import AsyncLease, Lease
@@ -146,7 +147,7 @@ class Pool(_Pool):
         with Progress(on_wait is None) as progress:
             told = on_wait or progress
             asked = steps.request(
-                what, wait=wait, timeout=timeout, on_wait=lambda data: told(Lease(self, data))
+                with_wishes(what), wait=wait, timeout=timeout, on_wait=lambda data: told(Lease(self, data))
             )
             return Lease(self, self.carry_out(asked))
 
@@ -290,7 +291,7 @@ class AsyncPool(_Pool):
             if on_wait is not None:
                 on_wait(AsyncLease(self, data))
 
-        asked = steps.request(what, wait=wait, timeout=timeout, on_wait=told)
+        asked = steps.request(with_wishes(what), wait=wait, timeout=timeout, on_wait=told)
         return AsyncLease(self, await self.carry_out(asked))
 
     async def trial(self, **what: Unpack[RequestOptions]) -> tables.Said:

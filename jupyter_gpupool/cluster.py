@@ -18,6 +18,7 @@ from distributed.deploy.cluster import Cluster
 from distributed.security import Security
 
 from jupyter_gpupool import _steps as steps
+from jupyter_gpupool._environment import tell
 from jupyter_gpupool.client import AsyncPool, Pool, RequestOptions
 from jupyter_gpupool.progress import Progress
 
@@ -113,6 +114,7 @@ class GPUPoolCluster(Cluster):
         self._wanted = len(self._lease.slices)
         arguments = self.security.get_connection_args("client")
         self.scheduler_comm = rpc(connection["address"], connection_args=arguments)
+        await tell(self.scheduler_comm, self._lease.id, self._lease.name)
 
     async def _close(self) -> None:
         await super()._close()

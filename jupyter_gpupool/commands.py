@@ -38,7 +38,8 @@ class Argument:
     options: dict[str, Any] = field(default_factory=dict)
     #: Whether it is a field of the request.
     asks: bool = False
-    #: What its value is the name of, for completion: "lease", "project", "model", "node", "target".
+    #: What its value is the name of, for completion: "lease", "project", "model", "node", "target", "mig",
+    #: "variable"; or the values themselves: "=0|all".
     values: str = ""
 
 
@@ -164,7 +165,7 @@ REQUEST: tuple[Argument, ...] = (
     _asks("--max-gpus", "grow up to so many while nobody else needs them", "N", type=number),
     _asks("--min-gpus", "go on with so few when a GPU fails and there is no other", "N", type=number),
     _asks("--vram", 'a share of one GPU by its memory: "20GB"', "SIZE"),
-    _asks("--mig", 'a MIG instance of this profile: "1g.10gb"', "PROFILE"),
+    _asks("--mig", 'a MIG instance of this profile: "1g.10gb"', "PROFILE", values="mig"),
     _asks("--isolated", "a share that is a MIG instance, whatever its profile"),
     _asks("--time -t --time-limit", "how long at most: 30m, 2h, 1d", "TIME", name="time_limit"),
     _asks("--name -n", "a name among your leases", "NAME"),

@@ -1,4 +1,4 @@
-"""Tab completion of `%gpupool`: sub-commands, options, and what a value can be.
+"""Tab completion of `%gpupool` and `%%gpupool`: sub-commands, options, and what a value can be.
 
 Rule 1: a Tab never starts a pool, never raises, and never waits longer than a person notices: what the pool
         has not said by then is there at the next Tab.
@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 
 #: The magic at the start of a line, or what is assigned to a variable.
 LINE = re.compile(r"^\s*(?:[\w.,\s]+=\s*)?%gpupool(?P<rest>\s+.*)$")
+#: The first line of a cell that runs on a lease.
+CELL = re.compile(r"^%%gpupool(?P<rest>\s+.*)$")
 #: Seconds that what the pool has said is good for, and that a Tab waits for it.
 FRESH_S, PATIENCE_S = 5.0, 1.0
+#: Options that take as many names as follow.
+SEVERAL = ("--send", "--fetch")
 
 
 class Completer:
@@ -31,11 +35,18 @@ class Completer:
     Args:
         commands: The sub-commands by name.
         pool: Finds the pool; raises where there is none.
+        variables: Returns those of the notebook.
     """
 
-    def __init__(self, commands: dict[str, Command], pool: Callable[[], Pool]) -> None:
+    def __init__(
+        self,
+        commands: dict[str, Command],
+        pool: Callable[[], Pool],
+        variables: Callable[[], Iterable[str]] = tuple,
+    ) -> None:
         self._commands = commands
         self._pool = pool
+        self._variables = variables
         self._said: dict[str, tuple[float, list[str]]] = {}
 
         @context_matcher(identifier="gpupool")
@@ -47,11 +58,13 @@ class Completer:
 
     def match(self, context: CompletionContext) -> dict[str, Any]:
         """Say what can stand at the cursor; nothing where it is not in a line of ours."""
-        line = LINE.match(context.text_until_cursor)
-        if line is None:
+        text = context.text_until_cursor
+        line, cell = LINE.match(text), CELL.match(text)
+        if line is None and cell is None:
             return {"completions": []}
-        *before, word = re.split(r"[\s]+", line["rest"].lstrip(" \t"))
-        found = [each for each in self._known(before, word) if each.startswith(context.token)]
+        *before, word = re.split(r"[\s]+", (line or cell)["rest"].lstrip(" \t"))  # type: ignore[index]
+        known = self._known(before, word) if line else self._known_of_a_cell(before, word)
+        found = [each for each in known if each.startswith(context.token)]
         return {"completions": [SimpleCompletion(each) for each in found], "suppress": bool(found)}
 
     def _known(self, before: list[str], word: str) -> Iterable[str]:
@@ -61,11 +74,17 @@ class Completer:
         if before == ["help"]:
             return self._commands
         command = self._commands.get(before[0])
-        if command is None:
-            return ()
+        return () if command is None else self._of_command(command, before, word)
+
+    def _known_of_a_cell(self, before: list[str], word: str) -> Iterable[str]:
+        from jupyter_gpupool.cells import COMMAND
+
+        return self._of_command(COMMAND, ["", *before], word)
+
+    def _of_command(self, command: Command, before: list[str], word: str) -> Iterable[str]:
         option, equals, _ = word.partition("=")
         if not equals:
-            option = before[-1]
+            option = _option_before(before)
         asked = next((each for each in command.arguments if option in each.flags), None)
         if asked is not None and asked.metavar:
             return self._values(asked.values)
@@ -74,7 +93,11 @@ class Completer:
         return self._values(next(filter(None, map(_of_a_position, command.arguments)), ""))
 
     def _values(self, kind: str) -> list[str]:
-        """Return what the pool says that there is of a kind."""
+        """Return what there is of a kind: the notebook knows, or the pool says."""
+        if kind == "variable":
+            return [name for name in self._variables() if not name.startswith("_")]
+        if kind.startswith("="):
+            return kind[1:].split("|")
         if kind not in SOURCES:
             return []
         at, known = self._said.get(kind, (0.0, []))
@@ -92,8 +115,19 @@ class Completer:
             self._said[kind] = (time.monotonic(), [])
 
 
+def _option_before(before: list[str]) -> str:
+    """Return the option whose value comes next; one that takes several names is still the last one."""
+    options = [each for each in before if each.startswith("-")]
+    last = options[-1] if options else before[-1]
+    return last if last in SEVERAL else before[-1]
+
+
 def _of_a_position(argument: Argument) -> str:
     return "" if argument.flags[0].startswith("-") else argument.values
+
+
+def _profiles(pool: Pool) -> list[str]:
+    return sorted({profile for row in pool.devices() for profile in row.get("profiles") or ()})
 
 
 def _leases(pool: Pool) -> list[str]:
@@ -104,6 +138,7 @@ def _leases(pool: Pool) -> list[str]:
 SOURCES: dict[str, Callable[[Pool], list[str]]] = {
     "lease": _leases,
     "project": lambda pool: [row["name"] for row in pool.projects()],
+    "mig": _profiles,
     "model": lambda pool: sorted(pool.status().models),
     "node": lambda pool: [row["name"] for row in pool.status().nodes],
     "target": lambda pool: [row["name"] for row in pool.devices()],

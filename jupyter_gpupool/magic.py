@@ -8,6 +8,8 @@ Rule 3: loading the extension costs next to nothing; the client is imported by t
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from jupyter_gpupool.cells import Cells
-    from jupyter_gpupool.client import Pool
+    from jupyter_gpupool.client import Lease, Pool
 
 PROG = "%gpupool"
 _OUT = Argument(
@@ -36,6 +38,14 @@ _OUT = Argument(
     name="out",
     help="store what comes of it in this variable",
     metavar="NAME",
+)
+
+
+_WITH_KERNEL = Argument(
+    flags=("--with-kernel",),
+    name="with_kernel",
+    help="give it back when this kernel ends or restarts; one that is killed leaves it to idle out",
+    options={"action": "store_true"},
 )
 
 
@@ -58,7 +68,8 @@ class GPUPool(Magics, Configurable):
         #: The lease that a command is about when it names none; the last one requested or used here.
         self.current = ""
         self._cells: Cells | None = None
-        self.commands = {each.name: each for each in (*commands.COMMANDS, *self._own(), *UPKEEP)}
+        shared = map(_with_kernel, commands.COMMANDS)
+        self.commands = {each.name: each for each in (*shared, *self._own(), *UPKEEP)}
 
     def _own(self) -> tuple[Command, ...]:
         """Return the sub-commands that only a notebook has."""
@@ -91,15 +102,12 @@ class GPUPool(Magics, Configurable):
     def gpupool_cell(self, line: str, cell: str) -> None:
         """Run the cell on a lease: see `%%gpupool --help`."""
         from jupyter_gpupool.cells import Cells
-        from jupyter_gpupool.client import PoolError
 
         self._cells = self._cells or Cells(self)
         try:
             self._cells.run(line, cell)
         except Misuse as error:
             raise UsageError(str(error)) from None
-        except PoolError as error:
-            raise _told(error) from None
 
     def _command(self, word: str) -> Command:
         if word not in self.commands:
@@ -122,18 +130,18 @@ class GPUPool(Magics, Configurable):
         return args
 
     def _carry_out(self, command: Command, args: Namespace) -> Any:
-        from jupyter_gpupool.client import Lease, PoolError
+        from jupyter_gpupool.client import Lease
 
         try:
             value = command.run(self.pool(), args)
-        except PoolError as error:
-            raise _told(error) from None
         except KeyboardInterrupt:
             if command.name == "request":
                 print("The request is withdrawn.", file=sys.stderr)  # noqa: T201 - beside the cell's interrupt
             raise
         if isinstance(value, Lease):
             self.current = value.id
+            if getattr(args, "with_kernel", False):
+                atexit.register(_release, value)
         elif command.name == "release":
             self.current = ""
         if args.out:
@@ -154,7 +162,9 @@ class GPUPool(Magics, Configurable):
         """Return the pool if there is one already; none is started."""
         from jupyter_gpupool.client import Pool
 
-        return self._pool or Pool(self.url or None, start=False)
+        if self._pool is None:
+            self._pool = Pool(self.url or None, start=False)
+        return self._pool
 
     def close(self) -> None:
         """Close the connections to the pool; leases stay."""
@@ -201,23 +211,27 @@ class _Text(str):
         return str(self)
 
 
+def _with_kernel(command: Command) -> Command:
+    """Add what only a notebook can ask for."""
+    more = (_WITH_KERNEL,) if command.name == "request" else ()
+    return replace(command, arguments=(*command.arguments, *more))
+
+
 def _with_out(command: Command) -> Command:
     return replace(command, arguments=(*command.arguments, _OUT))
 
 
-def _told(error: Any) -> Exception:
-    """Return the error again, such that IPython shows its one sentence and no traceback."""
-    name = "GPUPool"
-    error._render_traceback_ = lambda: [f"\x1b[31m{name}\x1b[0m: {error}"]  # IPython's hook
-    told: Exception = error
-    return told
+def _release(lease: Lease) -> None:
+    """Give a lease back at the end of the kernel; where the pool cannot be reached it idles out."""
+    with contextlib.suppress(Exception):
+        lease.release()
 
 
 def load(shell: InteractiveShell) -> None:
     """Register the magic with an IPython shell."""
     magics = GPUPool(shell)
     shell.register_magics(magics)
-    magics.completer = Completer(magics.commands, magics.found_pool)
+    magics.completer = Completer(magics.commands, magics.found_pool, lambda: shell.user_ns)
     if shell.Completer is not None:
         shell.Completer.custom_matchers.append(magics.completer.matcher)
     if magics not in shell.configurables:

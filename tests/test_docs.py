@@ -29,6 +29,8 @@ PAGES = [ROOT / "README.md", ROOT / "docs" / "getting-started.md", ROOT / "docs"
 PAGES += [page for page in DOCS if page not in PAGES]
 #: Blocks that only run elsewhere: the two make commands, the installation, machines that join and listen.
 NOT_RUN = 5
+#: What a table has where there is nothing.
+NONE = "\N{EN DASH}"
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,20 @@ def test_the_reference_has_each_command_of_the_magic(place):
     known = magic._loaded[id(place)].commands
     missing = [name for name in known if not re.search(rf"`%gpupool {name}\b", REFERENCE)]
     assert not missing
+
+
+def test_each_command_of_the_magic_has_its_call_and_its_twin_in_the_sidebar(place):
+    """A row names a command, the Python or HTTP call that it is, and where the sidebar has it, if so."""
+    table = [row for row in rows("reference.md") if len(row) == 6][1:]
+    sources = "".join(path.read_text() for path in (ROOT / "labextension" / "src").glob("*.ts*"))
+    for what, notebook, _, python, http, sidebar in table:
+        assert notebook == NONE or notebook.startswith(("`%gpupool ", "`… ", "`%%gpupool`")), what
+        assert re.search(r"`", python + http), f"{what} has no call"
+        for label in re.findall(r"\*(.+?)\*", sidebar):
+            assert f"__('{label}'" in sources, f"the sidebar has no {label}"
+        assert sidebar.startswith("*") or sidebar == NONE, what
+    named = {name for row in table for name in re.findall(r"`%gpupool (\w+)", row[1])}
+    assert named == set(magic._loaded[id(place)].commands) | {"help"}
 
 
 def test_what_the_reference_calls_exists():

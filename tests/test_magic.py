@@ -16,6 +16,7 @@ from traitlets.config import Config
 
 from jupyter_gpupool import Pool, PoolError, embedded
 from jupyter_gpupool.commands import COMMANDS
+from jupyter_gpupool.completion import Completer
 from jupyter_gpupool.display import Overview
 from tests.conftest import environment, wait_until
 
@@ -141,6 +142,15 @@ def test_a_no_is_one_sentence_and_fails_the_cell(shell, pool, capsys):
     assert shown.count("\n") == 0
 
 
+def test_a_no_of_the_python_calls_is_one_sentence_too(shell, pool, capsys):
+    outcome = shell.run_cell("from jupyter_gpupool import Pool\nPool().request(gpus=9)")
+    said = capsys.readouterr()
+    assert isinstance(outcome.error_in_exec, PoolError)
+    shown = (said.out + said.err).strip()
+    assert "there are at most 8" in shown
+    assert shown.count("\n") == 0
+
+
 def test_ctrl_c_while_it_waits_withdraws_the_request(shell, pool, capsys):
     pool.request(gpus=8)
 
@@ -171,6 +181,13 @@ TABS = {
     "%gpupool request --node ": {"node-1", "node-2"},
     "%gpupool release ta": {"tabbed"},
     "%gpupool release x ta": {"tabbed"},
+    "%gpupool request --with": {"--with-kernel"},
+    "%%gpupool --le": {"--lease"},
+    "%%gpupool --lease ta": {"tabbed"},
+    "%%gpupool --on ": {"0", "all"},
+    "%%gpupool --send weigh": {"weights"},
+    "%%gpupool --send data weigh": {"weights"},
+    "%%gpupool --on 0 --fetch weigh": {"weights"},
 }
 
 
@@ -181,7 +198,20 @@ def completions(shell, text):
 
 def test_tab_completes_commands_options_and_what_the_pool_has(shell, pool):
     pool.request(gpus=1, name="tabbed", wait=False)
+    shell.push({"weights": [1, 2]})
     assert {text: completions(shell, text) for text in TABS} == TABS
+
+
+class Partitioned:
+    """A pool two of whose devices are in MIG mode."""
+
+    def devices(self):
+        return [{"profiles": ["1g.10gb", "2g.20gb"]}, {"profiles": []}, {"profiles": ["1g.10gb"]}]
+
+
+def test_tab_completes_the_mig_profiles_that_devices_offer():
+    completer = Completer({each.name: each for each in COMMANDS}, Partitioned)
+    assert completer._known(["request", "--mig"], "") == ["1g.10gb", "2g.20gb"]
 
 
 def test_tab_starts_no_pool_and_fails_silently(own_folder, shell, gpupool):

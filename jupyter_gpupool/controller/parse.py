@@ -72,6 +72,14 @@ ENVIRONMENT: dict[str, Field] = {
     "working_directory": Field(
         fields.text("environment.working_directory", 1, 4096), _TEXT, "Where they start."
     ),
+    "preferred_python": Field(
+        fields.text("environment.preferred_python", 1, 4096), _TEXT, "As python, where the node has it."
+    ),
+    "preferred_directory": Field(
+        fields.text("environment.preferred_directory", 1, 4096),
+        _TEXT,
+        "As working_directory, where the node has it.",
+    ),
 }
 
 

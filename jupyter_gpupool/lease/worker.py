@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,7 @@ from jupyter_gpupool.core.model import Verdict
 from jupyter_gpupool.lease import process
 from jupyter_gpupool.lease.link import ask, tell
 from jupyter_gpupool.lease.settings import HEARTBEAT, PATIENCE
+from jupyter_gpupool.versions import versions
 
 if TYPE_CHECKING:
     from distributed.worker_state_machine import StateMachineEvent
@@ -55,6 +58,14 @@ class LeaseWorker(Worker):
         self._began = time.monotonic()
         self._beating = False
         self.handlers["gpupool_restart"] = self.restart_anew
+        self.handlers["gpupool_environment"] = self.environment
+
+    def environment(self) -> dict[str, Any]:
+        """Say what this worker has, and what it was to have where its node has it."""
+        found = {"python": sys.executable, "folder": os.getcwd()}  # noqa: PTH109 - a text is compared
+        wished = json.loads(os.environ.get("GPUPOOL_WISHES") or "{}")
+        missed = {name: each for name, each in wished.items() if each != found.get(name)}
+        return {"slice": str(self.name), "versions": versions(), "missed": missed}
 
     async def heartbeat(self) -> None:
         """Say that the worker is alive, less often than Dask would, and not any more once it leaves.

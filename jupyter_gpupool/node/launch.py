@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import logging
 import os
 import pwd
 import shutil
@@ -27,6 +28,8 @@ from jupyter_gpupool.node.guard import MARK, WIDTH, started_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
 
 #: Variables of the agent that a lease's processes may have; names that end with "*" are beginnings. Nothing
 #: else passes: an agent's environment may hold its service's secrets.
@@ -60,6 +63,8 @@ THREADS = {
 UMASK = 0o077
 #: Seconds after which a launcher that nobody uses ends; one with a request's own variables serves few.
 UNUSED, UNUSED_VARIABLES = 3600.0, 120.0
+#: Seconds until an interpreter that was only preferred, and could not start a process, is tried again.
+UNFIT = 600.0
 #: Seconds that a forkserver may take to load, and a process to start.
 WARM, START = 120.0, 30.0
 
@@ -167,6 +172,8 @@ class Launchers:
         self._launchers: dict[tuple[Any, ...], _Launcher] = {}
         self._starting: dict[tuple[Any, ...], asyncio.Lock] = {}
         self._numbers = itertools.count(1)
+        #: By user and interpreter: until when it is not tried again, as it could not start a process.
+        self._unfit: dict[tuple[int, str], float] = {}
         #: Folders of launchers that live, or are being started.
         self._made: set[Path] = set()
 
@@ -217,6 +224,41 @@ class Launchers:
             raise LaunchError(f"the launcher of {account.name} did not answer within {START:.0f} s") from None
         finally:
             launcher.waiting.pop(number, None)
+
+    async def start_in(
+        self,
+        account: Account,
+        order: dict[str, Any],
+        *,
+        python: str = "",
+        preferred: str = "",
+        variables: dict[str, str] | None = None,
+    ) -> int:
+        """Start one process in the interpreter that is preferred, where this node has it and it will do.
+
+        Args:
+            account: As whom.
+            order: What `lease_child.run` takes.
+            python: As for `warm`; then nothing is preferred.
+            preferred: The interpreter in which whoever asks runs; empty: none.
+            variables: As for `warm`.
+
+        Raises:
+            LaunchError: It could not be started.
+        """
+        wished = (account.uid, preferred)
+        if not python and self._has(preferred) and time.monotonic() > self._unfit.get(wished, 0.0):
+            try:
+                return await self.start(account, order, python=preferred, variables=variables)
+            except LaunchError as error:
+                # A virtual environment without this package, say: not worth another try for a while.
+                self._unfit[wished] = time.monotonic() + UNFIT
+                logger.warning("the agent's own Python is used in place of %s: %s", preferred, error)
+        return await self.start(account, order, python=python, variables=variables)
+
+    def _has(self, python: str) -> bool:
+        """Whether an interpreter is here and another one than the agent's own."""
+        return bool(python) and python != sys.executable and os.access(python, os.X_OK)
 
     def forkservers(self) -> list[int]:
         """PIDs of the forkservers that are up."""
@@ -288,7 +330,7 @@ class Launchers:
         launcher.writer.close()
         await asyncio.to_thread(_reap, launcher.popen)
         self._made.discard(launcher.folder)
-        why = LaunchError(_last_words(launcher))
+        why = LaunchError(_why_ended(launcher))
         for answer in (launcher.ready, *launcher.waiting.values()):
             if not answer.done():
                 answer.set_exception(why)
@@ -371,6 +413,13 @@ def _is_alive(file: Path) -> bool:
     return started_at(pid) == started
 
 
-def _last_words(launcher: _Launcher) -> str:
-    said = launcher.folder.with_suffix(".err").read_text(errors="replace").strip().splitlines()[-3:]
-    return f"the launcher has ended: {' | '.join(said) or 'it said nothing'}"
+def _why_ended(launcher: _Launcher) -> str:
+    _, python, _ = launcher.key
+    lines = launcher.folder.with_suffix(".err").read_text(errors="replace").strip().splitlines()[-3:]
+    said = " | ".join(lines) or f"it ended with status {launcher.popen.returncode} and said nothing"
+    if not python or launcher.ready.done():
+        return f"the launcher has ended: {said}"
+    return (
+        f"{python} cannot run a lease's processes ({said}); "
+        "give environment.python a Python interpreter in which jupyter-gpupool is installed"
+    )

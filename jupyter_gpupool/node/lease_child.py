@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import socket
 import sys
 from typing import Any
 
@@ -12,18 +13,38 @@ def run(order: dict[str, Any]) -> None:
     """Become the ordered process.
 
     Args:
-        order: mark, environ, log (path), umask, folder (working directory or ""), target ("module:function")
-            and spec (its argument).
+        order: mark, environ, log (path), umask, folder (working directory or ""), preferred_folder (the
+            same, where it is there), target ("module:function") and spec (its argument).
+
+    Raises:
+        SystemExit: There is no such folder.
     """
     # By name: how a lease's processes behave is that room's business. The forkserver has loaded it already.
     process = importlib.import_module("jupyter_gpupool.lease.process")
     process.enter(order["mark"], order["log"], order["environ"])
     os.umask(order["umask"])
-    if order["folder"]:
-        os.chdir(order["folder"])
-        sys.path.insert(0, order["folder"])
+    _enter_folder(order)
     module, _, function = order["target"].partition(":")
     getattr(importlib.import_module(module), function)(order["spec"])
+
+
+def _enter_folder(order: dict[str, Any]) -> None:
+    """Work where the person said, or where they are; what they have there can be imported."""
+    folder = order["folder"] or order["preferred_folder"]
+    if not folder:
+        return
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        if order["folder"]:
+            raise SystemExit(
+                f"The working directory {folder} cannot be used on {socket.gethostname()} "
+                f"({error.strerror}): name one that this node has and its user may enter, or none."
+            ) from None
+        here = os.getcwd()  # noqa: PTH109 - a text is written
+        print(f"{folder} cannot be used here ({error.strerror}); working in {here}.", file=sys.stderr)  # noqa: T201 - the process's log
+    else:
+        sys.path.insert(0, folder)
 
 
 def nothing() -> None:

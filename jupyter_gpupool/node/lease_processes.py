@@ -17,7 +17,7 @@ from jupyter_gpupool.node import guard
 from jupyter_gpupool.node.launch import Account, LaunchError, Launchers, find_account
 from jupyter_gpupool.node.lease_logs import cut, read_tail
 from jupyter_gpupool.node.lease_socket import LeaseSocket
-from jupyter_gpupool.node.lease_specs import launch_order
+from jupyter_gpupool.node.lease_specs import launch_order, wishes
 from jupyter_gpupool.node.lease_table import RUNNING, STARTING, Entry, Table
 
 if TYPE_CHECKING:
@@ -92,10 +92,11 @@ class Processes:
         await self.listen(entry)
         environment = options.get("environment") or {}
         variables = {str(name): str(value) for name, value in (environment.get("variables") or {}).items()}
-        entry.pid = await self._launchers.start(
+        entry.pid = await self._launchers.start_in(
             account,
-            launch_order(self._table, entry, environment.get("working_directory", ""), spec),
+            launch_order(self._table, entry, environment, spec),
             python=environment.get("python", ""),
+            preferred=wishes(environment).get("python", ""),
             variables=variables,
         )
         entry.started = guard.started_at(entry.pid)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import json
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -65,9 +66,26 @@ def worker_spec(table: Table, part: Slice, order: dict[str, Any], common: dict[s
             "GPUPOOL_SOCKET": str(table.socket(part.id)),
             "GPUPOOL_LOG": str(table.log(table.entries[part.id])),
             guard.MARK: table.mark(part.id),
+            "GPUPOOL_WISHES": json.dumps(wishes((order.get("options") or {}).get("environment") or {})),
         },
         **_spec(table, order, part.id, common),
     }
+
+
+def wishes(environment: dict[str, Any]) -> dict[str, str]:
+    """Return what a request would like of its workers where the node has it: `python`, `folder`.
+
+    Args:
+        environment: The request's.
+
+    >>> wishes({"preferred_python": "/opt/bin/python", "working_directory": "/data"})
+    {'python': '/opt/bin/python'}
+    """
+    found = {
+        "python": "" if environment.get("python") else environment.get("preferred_python", ""),
+        "folder": "" if environment.get("working_directory") else environment.get("preferred_directory", ""),
+    }
+    return {name: str(each) for name, each in found.items() if each}
 
 
 def _spec(table: Table, order: dict[str, Any], key: str, common: dict[str, Any]) -> dict[str, Any]:
@@ -81,13 +99,15 @@ def _spec(table: Table, order: dict[str, Any], key: str, common: dict[str, Any])
     }
 
 
-def launch_order(table: Table, entry: Entry, folder: str, spec: dict[str, Any]) -> dict[str, Any]:
+def launch_order(
+    table: Table, entry: Entry, environment: dict[str, Any], spec: dict[str, Any]
+) -> dict[str, Any]:
     """Write the order to a launcher, as `lease_child.run` takes it.
 
     Args:
         table: Where the entry's files are.
         entry: What is started.
-        folder: Its working directory, or "".
+        environment: The request's; it may name a working directory.
         spec: What it is told.
     """
     return {
@@ -95,7 +115,8 @@ def launch_order(table: Table, entry: Entry, folder: str, spec: dict[str, Any]) 
         "environ": spec.get("environ") or {"GPUPOOL_LEASE": entry.lease},
         "log": str(table.log(entry)),
         "umask": UMASK,
-        "folder": folder,
+        "folder": environment.get("working_directory", ""),
+        "preferred_folder": environment.get("preferred_directory", ""),
         "target": spec["target"],
         "spec": spec,
     }
