@@ -179,10 +179,7 @@ class Lease:
             lease=self.id,
             device=self.node.devices[index if device is None else device],
             node=self.node.name,
-            milli=WHOLE,
-            vram=80 * GB,
-            memory=2 * GB,
-            **fields,
+            **{"milli": WHOLE, "vram": 80 * GB, "memory": 2 * GB, **fields},
         )
         self.parts.append(part)
         self.node.obey(

@@ -45,6 +45,9 @@ class ControllerFace(Protocol):
     def connected(self, node: str) -> bool:
         """Return whether a node's agent hears what it is told now."""
 
+    def layers(self, part: str) -> Mapping[str, str]:
+        """Return the layers that keep a slice within its share, with their states."""
+
     def reading_age(self, device: str) -> float:
         """Return how old the last reading of a device is, in seconds."""
 

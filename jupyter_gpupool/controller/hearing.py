@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool import wire
 from jupyter_gpupool.controller.idleness import Idleness
+from jupyter_gpupool.controller.overuse import Overuse
 from jupyter_gpupool.controller.records import Heard, StoreError
 from jupyter_gpupool.controller.reports import BadReportError, Said, to_event
 from jupyter_gpupool.core.model import (
@@ -55,12 +56,16 @@ class Hearing:
         self._controller = controller
         self.readings: dict[str, Reading] = {}
         self.idleness = Idleness()
+        self.overuse = Overuse(lambda: controller.pool, self._tell, controller.wake)
         self._read_at: dict[str, float] = {}
         #: What is no pool event; everything else is looked up in `reports.TABLE`.
         self._others: dict[str, Callable[[str, Message], None]] = {
             "readings": self._take_readings,
             "answer": self._take_answer,
             "finding": self._take_finding,
+            "layers": self.overuse.take_layers,
+            "over_share": self.overuse.take_over,
+            "stray": self.overuse.take_stray,
         }
 
     def on_reports(self, worker: str = "", reports: Any = (), **_more: Any) -> None:
@@ -177,7 +182,10 @@ class Hearing:
         if not sentence:
             return
         logger.warning("%s", sentence[:LONGEST])
-        notice = Notify(user=ANY, notice=Notice.DEVICE, lease="", sentence=sentence[:LONGEST])
+        self._tell(Notify(user=ANY, notice=Notice.DEVICE, lease="", sentence=sentence[:LONGEST]))
+
+    def _tell(self, notice: Notify) -> None:
+        """Give a person a notice that follows from no pool event."""
         with contextlib.suppress(StoreError):
             self._controller.store.add_notices(None, [notice])
         self._controller.wake()

@@ -12,6 +12,7 @@ import zlib
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from jupyter_gpupool.controller.overuse import shown
 from jupyter_gpupool.controller.views import WAITING, simulated, when
 from jupyter_gpupool.core.model import WHOLE, Request, SliceState
 from jupyter_gpupool.core.state import SchedulerState
@@ -61,13 +62,14 @@ def lease(face: ControllerFace, record: Lease, *, explained: bool = True) -> dic
     waits = record.state in WAITING
     why = face.pool.explain(record.id, clock.now()) if waits and explained else None
     reasons = refusals(why.reasons) if why else []
+    slices = [_slice(face, each) for each in record.slices.values()]
     return {
         "id": record.id,
         "name": request.name,
         "user": request.user,
         "project": request.project,
         "state": record.state.value,
-        "version": lease_version(record, why),
+        "version": lease_version(record, why, [each["limits"] for each in slices]),
         "why": record.why or (reasons[0]["sentence"] if reasons else ""),
         "requested": requested(request),
         "gpus": held(record) / WHOLE,
@@ -80,7 +82,7 @@ def lease(face: ControllerFace, record: Lease, *, explained: bool = True) -> dic
         "expected_start": when(face, why.expected_start) if why else None,
         "reasons": reasons,
         "progress": progress(record),
-        "slices": [_slice(face.pool, each) for each in record.slices.values()],
+        "slices": slices,
         "preemptible": request.preemptible,
         "interactive": request.interactive,
         "idle_since": when(face, record.idle_since),
@@ -90,12 +92,13 @@ def lease(face: ControllerFace, record: Lease, *, explained: bool = True) -> dic
     }
 
 
-def lease_version(record: Lease, why: Explanation | None) -> int:
+def lease_version(record: Lease, why: Explanation | None, limits: list[Any]) -> int:
     """Return a number that differs whenever what is said of a lease differs.
 
-    A waiting lease's place and reasons change with what others do, so they are in it.
+    A waiting lease's place and reasons change with what others do, so they are in it; and so are its slices'
+    limits, which are none of the pool's.
     """
-    told = repr((why.place, why.expected_start, why.reasons)) if why else ""
+    told = repr((why.place, why.expected_start, why.reasons)) if why else repr(limits) if any(limits) else ""
     return (record.version << 20) | (zlib.crc32(told.encode()) & 0xFFFFF)
 
 
@@ -136,7 +139,8 @@ def progress(record: Lease) -> dict[str, Any]:
     }
 
 
-def _slice(view: Pool, slice_: Slice) -> dict[str, Any]:
+def _slice(face: ControllerFace, slice_: Slice) -> dict[str, Any]:
+    view = face.pool
     record = view.devices.get(slice_.device)
     return {
         "id": slice_.id,
@@ -148,6 +152,7 @@ def _slice(view: Pool, slice_: Slice) -> dict[str, Any]:
         "vram": slice_.vram,
         "state": slice_.state.value,
         "profile": slice_.instance.profile if slice_.instance else "",
+        "limits": shown(face.layers(slice_.id)),
     }
 
 

@@ -307,6 +307,10 @@ class Controller:
         """Return whether a node's agent hears what it is told now."""
         return self.agents.connected(node)
 
+    def layers(self, part: str) -> Mapping[str, str]:
+        """Return the layers that keep a slice within its share, with their states."""
+        return self.hearing.overuse.layers(part)
+
     def reading_age(self, device: str) -> float:
         """Return how old the last reading of a device is, in seconds; infinite where there is none."""
         return self.hearing.age(device)

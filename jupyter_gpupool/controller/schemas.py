@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.controller import fields, parse, routes_admin, tree
 from jupyter_gpupool.controller.problems import Trouble
-from jupyter_gpupool.core.model import LeaseState, Reason, SliceState, Verdict
+from jupyter_gpupool.core.model import Layer, LayerState, LeaseState, Reason, SliceState, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -143,6 +143,7 @@ _SLICE = {
     "vram": WHOLE,
     "state": words(SliceState),
     "profile": TEXT,
+    "limits": many(thing({"layer": words(Layer), "state": words(LayerState), "sentence": TEXT})),
 }
 _LEASE = {
     "id": TEXT,

@@ -76,6 +76,25 @@ class DrainMode(StrEnum):
     NOW = "now"  # the device does not work any more: out at once, what is lost is computed again
 
 
+class Layer(StrEnum):
+    """What keeps a slice within its part of a device."""
+
+    MIG = "mig"  # the hardware
+    RMM = "rmm"  # the most that the pool of RAPIDS' memory manager grows to
+    TORCH = "torch"  # PyTorch's allocator: on RMM, or by its own fraction
+    CUPY = "cupy"  # CuPy's allocator: on RMM, or by its own limit
+    MPS = "mps"  # NVIDIA's Multi-Process Service
+    GUARD = "guard"  # the node looks at what the processes have, and ends what has too much
+
+
+class LayerState(StrEnum):
+    """How a layer stands in a slice."""
+
+    ON = "on"
+    READY = "ready"  # it is set when its library is imported
+    FAILED = "failed"  # it could not be set
+
+
 class Reason(StrEnum):
     """Why not: the closed list of refusals (first part: never) and of reasons to wait (second: not now)."""
 
@@ -748,6 +767,7 @@ class Notice(StrEnum):
     EXPIRING = "expiring"
     ENDED = "ended"
     DEVICE = "device"
+    OVERUSE = "overuse"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

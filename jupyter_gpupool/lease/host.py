@@ -17,7 +17,7 @@ import dask
 
 from jupyter_gpupool.core.faults import Fault, is_hardware
 from jupyter_gpupool.core.model import Verdict
-from jupyter_gpupool.lease import pulse
+from jupyter_gpupool.lease import limits, pulse
 from jupyter_gpupool.lease.link import Link, ask
 from jupyter_gpupool.lease.settings import PATIENCE, SETTINGS, security
 from jupyter_gpupool.lease.sharing import share_forkserver
@@ -98,12 +98,24 @@ class _Host:
 
     def obey(self, order: dict[str, Any]) -> None:
         """Carry out an agent's order."""
-        if order.get("order") == "stop":
+        name = order.get("order")
+        if name == "stop":
             self.stop()
-        elif order.get("order") == "restart" and self._nanny is not None:
-            task = asyncio.create_task(self._restart(str(order.get("why", "restart"))))
-            self._restarts.add(task)
-            task.add_done_callback(self._restarts.discard)
+        elif name == "restart" and self._nanny is not None:
+            self._do(self._restart(str(order.get("why", "restart"))))
+        elif name in ("hold", "go_on") and self._nanny is not None:
+            self._do(self._hold(hold=name == "hold"))
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._restarts.add(task)
+        task.add_done_callback(self._restarts.discard)
+
+    async def _hold(self, *, hold: bool) -> None:
+        """Have the worker take no further task, or go on; one that does not answer is ended soon enough."""
+        with contextlib.suppress(OSError, TimeoutError):
+            worker = self._nanny.rpc(self._nanny.worker_address)
+            await asyncio.wait_for(worker.gpupool_hold(hold=hold), PATIENCE)
 
     async def _restart(self, why: str) -> None:
         """Have the worker start anew after what it runs; one that does not answer is restarted by force."""
@@ -130,7 +142,8 @@ class _Host:
             await asyncio.sleep(0.2)
             raise SystemExit(1) from error
         cells = CellServer(self._nanny, self._spec)
-        self._say(link, {"report": "started", "worker": self._nanny.worker_address})
+        layers = limits.written(limits.states(limits.limit(self._spec["environ"])))
+        self._say(link, {"report": "started", "worker": self._nanny.worker_address, "layers": layers})
         watches = [asyncio.create_task(each) for each in self._watches()]
         await _first(cluster.finished(), stopped)
         for watch in watches:
@@ -266,8 +279,10 @@ def make_cluster(spec: dict[str, Any]) -> Any:
     given = {name: value for name, value in spec["options"].items() if name in OPTIONS}
     environment = spec["options"].get("environment") or {}
     given.setdefault("pre_import", environment.get("pre_import"))
+    most = limits.limit(spec["environ"])
+    given = limits.rmm_options(given, most)
     # dask-cuda's defaults would take the whole node's memory and 80 % of the whole GPU's.
-    given.setdefault("device_memory_limit", int(spec["vram"] * 0.8))
+    given.setdefault("device_memory_limit", int((most or spec["vram"]) * 0.8))
     cluster = CUDAWorker(
         spec["scheduler"],
         host=spec["address"],

@@ -23,7 +23,7 @@ from traitlets import Type
 from traitlets.config import Config
 
 from jupyter_gpupool.core.faults import SUSPECT, classify_error
-from jupyter_gpupool.lease import process
+from jupyter_gpupool.lease import limits, process
 from jupyter_gpupool.lease.shell_line import Line, Message, pieces
 from jupyter_gpupool.lease.shell_output import Hook, Outside, Publisher
 from jupyter_gpupool.lease.shell_space import Space, gathered
@@ -75,6 +75,7 @@ def main(spec: dict[str, Any], line: socket.socket) -> None:
     process.enter(spec["environ"][process.MARK], spec["environ"]["GPUPOOL_LOG"], spec["environ"])
     os.environ.update(CUDA_VISIBLE_DEVICES=spec["device"])
     os.environ.setdefault("MPLBACKEND", _BACKEND)
+    limits.watch_imports()
     _Cells(spec, Line(line)).serve()
 
 

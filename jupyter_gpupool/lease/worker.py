@@ -24,7 +24,7 @@ from distributed.worker_state_machine import ExecuteFailureEvent, RescheduleEven
 
 from jupyter_gpupool.core.faults import SUSPECT, classify_error, is_hardware, needs_restart, runs_again
 from jupyter_gpupool.core.model import Verdict
-from jupyter_gpupool.lease import process
+from jupyter_gpupool.lease import limits, process
 from jupyter_gpupool.lease.link import ask, tell
 from jupyter_gpupool.lease.settings import HEARTBEAT, PATIENCE
 from jupyter_gpupool.versions import versions
@@ -48,6 +48,9 @@ class LeaseWorker(Worker):
         # A Nanny's worker is forked from the launcher's forkserver: nothing but this says whose it is.
         if mark := os.environ.get(process.MARK, "").rstrip("."):
             process.enter(mark, os.environ["GPUPOOL_LOG"], {})
+        limits.watch_imports()
+        #: Its node has paused it: it takes more GPU memory than its share has.
+        self._held = False
         super().__init__(*arguments, **options)
         self._socket = os.environ.get("GPUPOOL_SOCKET", "")
         self._worked = False
@@ -59,6 +62,7 @@ class LeaseWorker(Worker):
         self._beating = False
         self.handlers["gpupool_restart"] = self.restart_anew
         self.handlers["gpupool_environment"] = self.environment
+        self.handlers["gpupool_hold"] = self.hold
 
     def environment(self) -> dict[str, Any]:
         """Say what this worker has, and what it was to have where its node has it."""
@@ -66,6 +70,26 @@ class LeaseWorker(Worker):
         wished = json.loads(os.environ.get("GPUPOOL_WISHES") or "{}")
         missed = {name: each for name, each in wished.items() if each != found.get(name)}
         return {"slice": str(self.name), "versions": versions(), "missed": missed}
+
+    @property
+    def status(self) -> Any:
+        """Dask's status; a worker that is held stays paused, whatever Dask's memory monitor says."""
+        return Worker.status.fget(self)
+
+    @status.setter
+    def status(self, value: Any) -> None:
+        held = self._held and value == Status.running
+        Worker.status.fset(self, Status.paused if held else value)
+
+    async def hold(self, *, hold: bool) -> None:
+        """Take no further task, or go on, as the node says.
+
+        Args:
+            hold: Whether to stop.
+        """
+        self._held = hold
+        if self._status in (Status.running, Status.paused):
+            self.status = Status.paused if hold else Status.running
 
     async def heartbeat(self) -> None:
         """Say that the worker is alive, less often than Dask would, and not any more once it leaves.

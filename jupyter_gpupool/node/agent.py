@@ -28,6 +28,7 @@ from jupyter_gpupool.node.leases import ALONE, Leases
 from jupyter_gpupool.node.locks import DeviceLocks
 from jupyter_gpupool.node.outside import OutsideWatch
 from jupyter_gpupool.node.reader import Finding, Reader
+from jupyter_gpupool.node.share_guard import LOOK, ShareGuard
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,6 +99,7 @@ class Agent:
             simulated_environ=settings.simulated,
             switches_users=switches_users(),
             alone_s=settings.alone,
+            device_of=self._device_of,
         )
         self._fitness = Fitness(
             folder / "health.json",
@@ -109,6 +111,9 @@ class Agent:
         )
         self._leases.hung_s = self._fitness.hung_s
         self._outside = OutsideWatch(self._leases.owner)
+        self._guard = ShareGuard(
+            self._leases, self._reader.poll, self._on_report, look_s=min(LOOK, settings.interval)
+        )
         self._connection = Connection(
             member,
             folder,
@@ -147,6 +152,7 @@ class Agent:
         self._do(self._connection.run())
         self._do(self._lock_again())
         self._do(self._fitness.keep())
+        self._do(self._guard.keep())
         await self._gone.wait()
 
     async def _end_the_dead(self) -> None:
@@ -220,6 +226,7 @@ class Agent:
 
     def _on_readings(self, readings: list[Reading]) -> None:
         self._fitness.on_readings(readings)
+        self._guard.on_readings(readings)
         mine = {device.uuid for device in self._devices}
         offered = [each for each in readings if each.device in mine]
         self._connection.outbox.tell({"report": "readings", "readings": [encode(each) for each in offered]})
@@ -234,6 +241,9 @@ class Agent:
         logger.warning("%s: %s", subject, finding.sentence)
         sentence = f"{subject}: {finding.sentence}. That condemns no device."
         self._on_report({"report": "finding", "about": "monitor", "subject": subject, "sentence": sentence})
+
+    def _device_of(self, uuid: str) -> Device | None:
+        return next((each for each in self._devices if each.uuid == uuid), None)
 
     async def _device_pids(self, device: str) -> set[int]:
         """Answer with the PIDs that the driver lists on a device now; a driver that hangs lists none."""
@@ -261,6 +271,7 @@ class Agent:
         """Say how fit the devices are: the controller may have missed it, or did not know them yet."""
         for report in self._fitness.opinions():
             self._connection.outbox.put(report)
+        self._leases.layers.say_again()
 
     def _node(self) -> Node:
         return Node(

@@ -86,6 +86,24 @@ def look() -> dict[int, Process]:
     return found
 
 
+def mark_of(pid: int) -> str:
+    """Answer with the mark of a process, or of the nearest that it descends from; "" where none has one.
+
+    What a task starts with an environment of its own has no mark, and is a lease's all the same.
+
+    Args:
+        pid: Its PID.
+    """
+    seen: set[int] = set()
+    while pid > 1 and pid not in seen and (process := look_at(pid)) is not None:
+        seen.add(pid)
+        leader = None if process.mark else look_at(process.session)
+        if mark := process.mark or (leader.mark if leader else ""):
+            return mark
+        pid = process.parent
+    return ""
+
+
 def started_at(pid: int) -> int:
     """Answer with the start time of a process, or 0 if there is none."""
     process = look_at(pid)
@@ -186,6 +204,25 @@ async def end(
             return known
         await asyncio.sleep(pause)
         pause = min(pause * 1.5, _LATE)
+
+
+async def end_one(pid: int, grace_s: float = GRACE) -> None:
+    """Ask one process to end, kill it where it does not, and return when it is gone.
+
+    Args:
+        pid: Its PID.
+        grace_s: Seconds from SIGTERM to SIGKILL.
+    """
+    process = pid, started_at(pid)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if not process[1]:
+            return
+        # A stopped process does not hear SIGTERM before it goes on.
+        send(process, number)
+        send(process, signal.SIGCONT)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(wait_gone(process), grace_s)
+            return
 
 
 async def wait_gone(process: Identity) -> None:

@@ -27,7 +27,7 @@ _LONGEST = 2**20
 _CREDENTIALS = struct.Struct("3i")
 
 #: What a worker says on a connection of its own, beside that of its host.
-_ASIDE = ("suspect", "first_task")
+_ASIDE = ("suspect", "first_task", "layers")
 
 #: Takes one report; what it answers, if anything, is sent back on the same connection.
 Hear = Callable[[dict[str, Any]], Awaitable[dict[str, Any] | None]]

@@ -40,7 +40,9 @@ def scheduler_spec(table: Table, order: dict[str, Any], common: dict[str, Any]) 
     }
 
 
-def worker_spec(table: Table, part: Slice, order: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
+def worker_spec(
+    table: Table, part: Slice, order: dict[str, Any], common: dict[str, Any], limits: dict[str, str]
+) -> dict[str, Any]:
     """Specify the host of a slice for `lease.host.main`.
 
     Args:
@@ -48,6 +50,7 @@ def worker_spec(table: Table, part: Slice, order: dict[str, Any], common: dict[s
         part: The slice.
         order: "start_worker", as the controller sends it.
         common: As for `scheduler_spec`.
+        limits: Variables by which its processes keep within a share, as `share_limits.limits` answers.
     """
     return {
         "target": "jupyter_gpupool.lease.host:main",
@@ -61,6 +64,7 @@ def worker_spec(table: Table, part: Slice, order: dict[str, Any], common: dict[s
         "driver": _DRIVER,
         # For the worker itself, which is no child of its host's but of the forkserver.
         "environ": {
+            **limits,
             "GPUPOOL_LEASE": order["lease"],
             "GPUPOOL_SLICE": part.id,
             "GPUPOOL_SOCKET": str(table.socket(part.id)),

@@ -44,6 +44,8 @@ class Entry:
     said: dict[str, Any] = field(default_factory=dict)
     #: Of a slice: the address of the lease's scheduler that it works for.
     scheduler: str = ""
+    #: Its processes are clients of the MPS daemon.
+    mps: bool = False
 
     @property
     def is_scheduler(self) -> bool:

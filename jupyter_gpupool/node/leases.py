@@ -12,15 +12,17 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from jupyter_gpupool.core.model import DrainMode, Slice, decode
+from jupyter_gpupool.core.model import Device, DrainMode, Layer, Slice, decode
 from jupyter_gpupool.node import guard
 from jupyter_gpupool.node.launch import LaunchError
 from jupyter_gpupool.node.lease_claims import read_claim, text
+from jupyter_gpupool.node.lease_layers import Layers
 from jupyter_gpupool.node.lease_logs import KeptLogs
 from jupyter_gpupool.node.lease_processes import Processes
 from jupyter_gpupool.node.lease_specs import address_of, scheduler_spec, worker_spec
 from jupyter_gpupool.node.lease_table import FAILED, RUNNING, STARTING, STOPPING, Entry, Table, safe_name
 from jupyter_gpupool.node.lease_verdicts import Verdicts
+from jupyter_gpupool.node.share_limits import ShareLimits, own_layers
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +34,7 @@ ALONE = 86_400.0
 #: may hang.
 _SILENCE = 10.0
 #: What a process says when it works, and what of that is kept.
-_WORKS = {"ready": ("address", "dashboard"), "started": ("worker",)}
+_WORKS = {"ready": ("address", "dashboard"), "started": ("worker", "layers")}
 
 Report = Callable[[dict[str, Any]], None]
 DevicePids = Callable[[str], "set[int] | Awaitable[set[int]]"]
@@ -42,6 +44,11 @@ def _no_pids(device: str) -> set[int]:
     """Stand for a driver that lists no process on any device."""
     del device
     return set()
+
+
+def _no_device(device: str) -> None:
+    """Stand for a node that knows nothing of its devices."""
+    del device
 
 
 class Leases:
@@ -59,6 +66,7 @@ class Leases:
         grace_s: Seconds that processes have to end before they are killed.
         alone_s: Seconds without an agent after which they end themselves.
         hung_s: Seconds without an answer and without any work after which a worker hangs; 0: never.
+        device_of: Answers with a device by its UUID, or None.
     """
 
     def __init__(
@@ -75,6 +83,7 @@ class Leases:
         grace_s: float = guard.GRACE,
         alone_s: float = ALONE,
         hung_s: float = 0.0,
+        device_of: Callable[[str], Device | None] = _no_device,
     ) -> None:
         folder = Path(directory)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -91,6 +100,10 @@ class Leases:
         self._table.run.chmod(0o711 if switches_users else 0o700)
         self._logs = KeptLogs(folder / "logs")
         self._verdicts = Verdicts(report)
+        self.layers = Layers(report)
+        self.shares = ShareLimits(folder / "overheads.json", device_of)
+        #: Seconds from SIGTERM to SIGKILL.
+        self.grace_s = grace_s
         self._processes = Processes(
             self._table,
             hear=self._hear,
@@ -215,14 +228,17 @@ class Leases:
         Args:
             pid: Its PID.
         """
-        process = guard.look_at(pid)
-        agent, _, key = ("" if process is None else process.mark).partition(":")
+        agent, _, key = guard.mark_of(pid).partition(":")
         return key if agent == self._table.agent else ""
 
-    def pids(self) -> set[int]:
-        """Answer with the PIDs of all processes of the leases here."""
-        found = guard.marked(self._table.mark(""), guard.look())
-        return {pid for members in found.values() for pid, _ in members}
+    def hold(self, part: str, *, hold: bool) -> None:
+        """Have a slice's worker take no further task, or go on."""
+        self._processes.send(part, {"order": "hold" if hold else "go_on"})
+
+    def guarded(self, part: str) -> None:
+        """The guard has seen a process of a share, and so holds."""
+        if part in self._table.entries:
+            self.layers.know(self._table.entries[part], Layer.GUARD)
 
     async def close(self, *, keep: bool = True) -> None:
         """Stop looking after the leases.
@@ -252,7 +268,12 @@ class Leases:
     async def _start_worker(self, order: dict[str, Any]) -> None:
         part = decode(Slice, order["slice"])
         entry = Entry(part.id, order["lease"], order["user"], order["slice"], scheduler=order["address"])
-        await self._start_process(entry, order, lambda: worker_spec(self._table, part, order, self._common))
+
+        def spec() -> dict[str, Any]:
+            limits = self.shares.limits(entry, part, self._table.entries.values())
+            return worker_spec(self._table, part, order, self._common, limits)
+
+        await self._start_process(entry, order, spec)
 
     async def _drain(self, order: dict[str, Any]) -> None:
         lease, part = order["lease"], order["slice"]
@@ -342,6 +363,8 @@ class Leases:
                 self._pass_on(entry, each)
         elif kind == "failed" and entry.state == STARTING:
             self._fail(entry, text(message.get("why"), 1000))
+        elif kind == "layers":
+            self.layers.claim(entry, text(message.get("layers")))
         else:
             self._pass_on(entry, message)
         return None
@@ -367,6 +390,9 @@ class Leases:
             self._report({"report": "scheduler_started", "lease": entry.lease, **said})
         else:
             self._report({"report": "slice_started", "slice": entry.key, "lease": entry.lease})
+            for layer in own_layers(entry):
+                self.layers.know(entry, layer)
+            self.layers.claim(entry, entry.said["layers"])
 
     def _fail(self, entry: Entry, why: str) -> None:
         begun, entry.state = entry.state == RUNNING, FAILED
@@ -391,6 +417,8 @@ class Leases:
             logger.warning("what %s said cannot be kept: %s", entry.key, error)
         self._table.entries.pop(entry.key, None)
         self._locks.pop(entry.key, None)
+        self.layers.forget(entry.key)
+        self.shares.overheads.forget(entry.key)
         self._table.note()
         await asyncio.to_thread(self._processes.remove_folder, entry.lease)
         if entry.is_scheduler:

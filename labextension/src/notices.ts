@@ -36,6 +36,7 @@ export const SHOWN: Readonly<Record<string, IShown>> = {
   migrating: { level: 'warning', actions: [OPEN], stays: 10_000 },
   migrated: { level: 'success', actions: [OPEN], stays: 10_000 },
   shrunk: { level: 'warning', actions: [OPEN], stays: 10_000 },
+  overuse: { level: 'warning', actions: [LOGS] },
   grown: { level: 'info', actions: [OPEN], stays: 5000 },
   reclaim: { level: 'warning', actions: [OPEN] },
   suspended: { level: 'warning', actions: [OPEN] },

@@ -111,6 +111,11 @@ export interface Lease {
     vram: number;
     state: 'starting' | 'running' | 'draining' | 'stopping';
     profile: string;
+    limits: {
+      layer: 'mig' | 'rmm' | 'torch' | 'cupy' | 'mps' | 'guard';
+      state: 'on' | 'ready' | 'failed';
+      sentence: string;
+    }[];
   }[];
   preemptible: boolean;
   interactive: boolean;
