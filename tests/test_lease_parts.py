@@ -23,7 +23,7 @@ SCHEDULER, WORKER = Entry("a", "a", "me"), Entry("a/0", "a", "me", {"id": "a/0"}
         pytest.param(
             SCHEDULER,
             {"report": "drained", "slice": "a/1", "forced": ["x"], "lost": []},
-            {"report": "slice_drained", "slice": "a/1", "forced": ["x"], "lost": [], "lease": "a"},
+            {"report": "slice_drained", "slice": "a/1", "forced": ["x"], "lost": [], "work": 0, "lease": "a"},
             id="a scheduler speaks of its own slices",
         ),
         pytest.param(SCHEDULER, {"report": "drained", "slice": "b/1"}, None, id="and of no other lease's"),
@@ -39,6 +39,15 @@ SCHEDULER, WORKER = Entry("a", "a", "me"), Entry("a/0", "a", "me", {"id": "a/0"}
             id="idle",
         ),
         pytest.param(SCHEDULER, {"report": "idle", "since": "long"}, None, id="idle since nobody knows when"),
+        pytest.param(
+            SCHEDULER,
+            {"report": "holds", "parts": [["x", 5]] * 99, "count": -1, "size": 10**99, "more": "of it"},
+            {"report": "lease_holds", "parts": [("x", 5)] * 10, "count": 10, "size": 10**15, "lease": "a"},
+            id="what it holds, within bounds",
+        ),
+        pytest.param(
+            WORKER, {"report": "holds", "parts": [], "count": 0, "size": 0}, None, id="of workers nobody asks"
+        ),
         pytest.param(
             WORKER,
             {"report": "first_task", "slice": "b/7"},
@@ -144,6 +153,22 @@ def test_a_lease_is_idle_since_its_last_task_or_call(watched):
     watch.look()
     watch.look()
     assert said == [{"report": "idle", "since": 1_000_000}]
+
+
+def test_what_is_idle_says_so_again_now_and_then_for_a_controller_that_has_started_anew(watched):
+    _, watch, said, now = watched
+    for _ in range(20):
+        now[0] += 10
+        watch.look()
+    assert said == [{"report": "idle", "since": 1_000_000}] * 4
+
+
+def test_a_short_time_out_of_the_lease_is_looked_at_soon_enough():
+    said = []
+    watch = IdleWatch(Quiet(), said.append, 2_000)
+    watch._last -= 1.1
+    watch.look()
+    assert [each["report"] for each in said] == ["idle"]
 
 
 @pytest.mark.parametrize(

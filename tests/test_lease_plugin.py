@@ -336,3 +336,51 @@ def test_the_dashboard_answers_only_with_the_lease_s_secret(lease):
 def test_the_first_task_of_a_worker_is_reported(lease, client):
     client.submit(square, 2, workers=[lease.parts[1].id]).result(timeout=LONGEST)
     assert lease.node.wait("first_task", slice=lease.parts[1].id)["lease"] == lease.id
+
+
+def suspend(lease, deadline_in):
+    """Let all workers go, as a lease that is suspended does."""
+    order = {"lease": lease.id, "mode": "suspend", "deadline_in": deadline_in, "why": "others need its GPUs"}
+    for part in lease.parts:
+        lease.node.obey("drain", slice=part.id, **order)
+    return [lease.node.wait("slice_drained", slice=part.id) for part in lease.parts]
+
+
+def test_a_suspended_lease_ends_what_runs_and_goes_on_with_the_rest_when_it_has_workers_again(
+    lease, client, tmp_path
+):
+    trace = tmp_path / "trace"
+    done = client.submit(square, 100, 0.2, str(trace))
+    assert done.result(timeout=LONGEST) == 10_000
+    todo = client.map(square, range(20), seconds=0.3, file=str(trace))
+    wait(todo, timeout=LONGEST, return_when="FIRST_COMPLETED")
+    began = time.monotonic()
+    reports = suspend(lease, 60_000)
+    assert time.monotonic() - began < 30, "nobody waits for the deadline when nothing runs any more"
+    assert [(each["forced"], each["lost"]) for each in reports] == [([], [])] * 2
+    # What was finished has nowhere to go; its work is to be done again, and counted.
+    assert sum(each["work"] for each in reports) >= 200 + 300
+    ran = len(trace.read_text().split())
+    lease.add(2)
+    assert client.gather([*todo, done]) == [*(x * x for x in range(20)), 10_000]
+    again = collections.Counter(trace.read_text().split())
+    assert max(again.values()) == 2
+    assert sum(again.values()) == 21 + ran
+    assert client.run_on_scheduler(suspicions) == {}
+
+
+def test_what_the_deadline_of_a_suspension_cuts_off_is_named_and_what_it_holds_was_told_before(lease, client):
+    [data] = client.scatter([np.zeros(1_000_000)])
+    actor = client.submit(dict, actor=True, workers=[lease.parts[0].id])
+    long = client.submit(square, 3, 4.0, workers=[lease.parts[1].id], allow_other_workers=True)
+    done = client.submit(square, 2, 0.1)
+    wait([actor, done], timeout=LONGEST)
+    told = lease.node.wait("lease_holds", count=2)
+    assert [key for key, _ in told["parts"]] == [data.key, actor.key]
+    assert told["size"] > 8_000_000
+    first, second = suspend(lease, 1_000)
+    assert set(first["lost"]) | set(second["lost"]) == {data.key, actor.key}
+    assert second["forced"] == [long.key], "a finished result is not cut off"
+    assert lease.node.wait("lease_holds", count=0)["size"] == 0
+    lease.add(2)
+    assert client.gather([long, done]) == [9, 4]

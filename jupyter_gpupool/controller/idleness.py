@@ -33,6 +33,12 @@ class Idleness:
         """A lease's scheduler says that it has done nothing since then."""
         self._claims.setdefault(lease, since)
 
+    def remember(self, leases: Iterable[Lease]) -> None:
+        """The controller has started anew: what was idle still is, unless its scheduler says otherwise."""
+        for lease in leases:
+            if lease.idle_since:
+                self.claim(lease.id, lease.idle_since)
+
     def withdraw(self, lease: str) -> None:
         """A lease's scheduler says that it works again, or the lease has ended."""
         self._claims.pop(lease, None)
@@ -51,7 +57,9 @@ class Idleness:
                 continue
             devices = [each.device for each in lease.slices.values()]
             idle = ident in self._claims and not _in_use(devices, readings)
-            since = max([self._claims.get(ident, 0), *(self._used.get(each, 0) for each in devices)])
+            # What it has done before it was suspended is no idleness of what it has been granted since.
+            used = (self._used.get(each, 0) for each in devices)
+            since = max([self._claims.get(ident, 0), lease.granted_at, *used])
             if lease.idle_since and not idle:
                 yield LeaseBusy(now=now, cause="readings", lease=ident)
             elif idle and not lease.idle_since:

@@ -96,6 +96,7 @@ class Controller:
         self._closing = False
         self._patient_until = time.monotonic() + PATIENCE
         self.keys.forget_all_but(self._living())
+        self.hearing.idleness.remember(self.pool.leases.values())
 
     # ------------------------------------------------------------------------------------------ life
 

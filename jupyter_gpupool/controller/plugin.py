@@ -150,6 +150,7 @@ class Orders:
             credentials=credentials(keys),
             secret=keys["secret"],
             options=options(request),
+            idle_timeout=request.idle_timeout or self._controller.pool.defaults.idle_timeout,
         )
 
     def add_slice(self, instruction: AddSlice) -> None:

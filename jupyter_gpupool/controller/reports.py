@@ -17,6 +17,7 @@ from jupyter_gpupool.core.model import (
     LeaseBusy,
     LeaseFailed,
     LeaseFreed,
+    LeaseHolds,
     LeaseIdle,
     LeaseStarted,
     Node,
@@ -130,7 +131,15 @@ def _verdict(said: Said) -> PoolEvent:
 
 def _drained(said: Said) -> PoolEvent:
     forced, lost = said.texts("forced"), said.texts("lost")
-    return SliceDrained(**said.head, slice=said.text("slice"), forced=forced, lost=lost)
+    work = said.report.get("work")
+    done = work if isinstance(work, int) and work > 0 else 0
+    return SliceDrained(**said.head, slice=said.text("slice"), forced=forced, lost=lost, work=done)
+
+
+def _holds(said: Said) -> PoolEvent:
+    parts = tuple((str(name)[:LONGEST], int(size)) for name, size in said.report.get("parts") or ())
+    count, size = said.number("count"), said.number("size")
+    return LeaseHolds(**said.head, lease=said.text("lease"), parts=parts, count=count, size=size)
 
 
 #: Report -> who may say it, and the pool event that it is.
@@ -159,6 +168,7 @@ TABLE: dict[str, tuple[Callable[[Said], bool], Callable[[Said], PoolEvent]]] = {
             **said.head, lease=said.text("lease"), since=said.now - max(0, said.number("idle_for"))
         ),
     ),
+    "lease_holds": (_home, _holds),
     "lease_busy": (_home, lambda said: LeaseBusy(**said.head, lease=said.text("lease"))),
     "verdict": (_own_device, _verdict),
     "outside_use": (

@@ -43,6 +43,8 @@ class Drained:
     forced: list[str] = field(default_factory=list)
     #: Keys of what is lost for good: scattered data, actors.
     lost: list[str] = field(default_factory=list)
+    #: Seconds of work that is to be done again, as far as the scheduler knows.
+    work_s: float = 0.0
 
 
 async def drop(scheduler: Scheduler, worker: WorkerState, why: str, *, close: bool = True) -> Drained:
@@ -144,13 +146,13 @@ class Retirement:
             # Outputs of a shuffle can be read on this worker only, so it works normally until they are.
             # Its data moves meanwhile: should the deadline come first, less is lost.
             while self._goes_on() and shuffles.involves(self._worker.address):
-                self._memory.run_once()
+                self._move()
                 await asyncio.sleep(self._pause())
             if self._goes_on():
                 self._close_door()
             while self._goes_on() and self._has_more():
                 self._take_back()
-                self._memory.run_once()
+                self._move()
                 await asyncio.sleep(self._pause())
             return await self._let_go()
         finally:
@@ -187,6 +189,9 @@ class Retirement:
         message = {"op": "worker-status-change", "status": "closing_gracefully", "stimulus_id": stimulus}
         self._scheduler.worker_send(self._worker.address, message)
 
+    def _move(self) -> None:
+        self._memory.run_once()
+
     def _has_more(self) -> bool:
         return bool(self._worker.processing) or any(True for _ in self._stranded())
 
@@ -205,10 +210,21 @@ class Retirement:
     async def _let_go(self) -> Drained:
         if self._scheduler.workers.get(self._worker.address) is not self._worker:
             return Drained()  # it has gone by itself; Dask has seen to it
-        forced = [str(task.key) for task in self._cut_off()]
+        again = self._cut_off()
+        forced, work_s = self._named(again), sum(self._took(task) for task in again)
         drained = await drop(self._scheduler, self._worker, self._why)
-        drained.forced = forced
+        drained.forced, drained.work_s = forced, work_s
         return drained
+
+    def _named(self, again: dict[TaskState, None]) -> list[str]:
+        """What its owner is told that the deadline has cut off."""
+        return [str(task.key) for task in again]
+
+    def _took(self, task: TaskState) -> float:
+        """How many seconds of work are undone with a task: those it has run, or took."""
+        if task in self._worker.processing:
+            return float(self._worker.executing.get(task, 0.0))
+        return float(max(0.0, task.prefix.duration_average)) if task.prefix else 0.0
 
     def _cut_off(self) -> dict[TaskState, None]:
         """What runs again because the deadline has come, what it needs and nobody has any more included."""
@@ -222,3 +238,20 @@ class Retirement:
                 found[task] = None
                 begun += [each for each in task.dependencies if _is_gone(each, self._worker)]
         return found
+
+
+class Suspension(Retirement):
+    """One worker of a lease that is suspended: all leave, so that there is nowhere to move data to.
+
+    Finished results are computed again when the lease goes on, and nobody waits for that. What cannot be
+    computed again stays up to the deadline: its owner has been told, and may fetch it.
+    """
+
+    def _move(self) -> None:
+        """Move nothing."""
+
+    def _has_more(self) -> bool:
+        return bool(self._worker.processing) or any(_is_lost(task) for task in self._worker.has_what)
+
+    def _named(self, again: dict[TaskState, None]) -> list[str]:
+        return [str(task.key) for task in again if task in self._worker.processing]

@@ -17,7 +17,8 @@ from distributed.core import Status
 from jupyter_gpupool.core.model import DrainMode
 from jupyter_gpupool.lease import shell_relay
 from jupyter_gpupool.lease.deaths import Deaths
-from jupyter_gpupool.lease.drain import STIMULUS, Drained, Retirement, drop
+from jupyter_gpupool.lease.drain import STIMULUS, Drained, Retirement, Suspension, drop
+from jupyter_gpupool.lease.holdings import Holdings
 from jupyter_gpupool.lease.idle import IdleWatch
 
 if TYPE_CHECKING:
@@ -34,11 +35,16 @@ _TOLD = 100
 
 
 class LeasePlugin(SchedulerPlugin):
-    """The pool's hand in a lease's scheduler."""
+    """The pool's hand in a lease's scheduler.
+
+    Args:
+        idle_timeout: The lease's, in milliseconds; 0: the pool's, below 0: none.
+    """
 
     name = "gpupool"
 
-    def __init__(self) -> None:
+    def __init__(self, idle_timeout: int = 0) -> None:
+        self._idle_timeout = idle_timeout
         self._state: dict[str, Any] = {"report": "starting"}
         self._link: Link | None = None
         self._scheduler: Any = None
@@ -49,6 +55,7 @@ class LeasePlugin(SchedulerPlugin):
         self._drained: dict[str, Drained] = {}
         self.deaths: Deaths
         self.idle: IdleWatch
+        self.holdings: Holdings
 
     # -------------------------------------------------------------------------------------------- the agent's
 
@@ -88,8 +95,10 @@ class LeasePlugin(SchedulerPlugin):
         """Hook: the scheduler starts."""
         self._scheduler = scheduler
         self.deaths = Deaths(scheduler)
-        self.idle = IdleWatch(scheduler, self._say)
+        self.idle = IdleWatch(scheduler, self._say, self._idle_timeout)
         self.idle.start()
+        self.holdings = Holdings(scheduler, self._say)
+        self.holdings.start()
         scheduler.handlers.update(
             gpupool_lost=self.lost,
             gpupool_death=self.death,
@@ -117,6 +126,7 @@ class LeasePlugin(SchedulerPlugin):
         """Hook: the scheduler ends."""
         if self._scheduler is not None:  # it has started
             self.idle.stop()
+            self.holdings.stop()
 
     # --------------------------------------------------------------------------- what the lease's workers say
 
@@ -167,7 +177,8 @@ class LeasePlugin(SchedulerPlugin):
         elif mode == DrainMode.NOW:
             self._do(self._now(part, why))
         elif part not in self._retiring:
-            self._do(self._finish(part, deadline_in / 1000, why))
+            suspend = mode == DrainMode.SUSPEND
+            self._do(self._finish(part, deadline_in / 1000, why, suspend=suspend))
 
     async def _send_away(self, worker: Any) -> None:
         await drop(self._scheduler, worker, "its slice has been drained")
@@ -187,11 +198,12 @@ class LeasePlugin(SchedulerPlugin):
         drained = Drained() if worker is None else await drop(self._scheduler, worker, why)
         self._drained.setdefault(part, drained)
 
-    async def _finish(self, part: str, deadline_s: float, why: str) -> None:
+    async def _finish(self, part: str, deadline_s: float, why: str, *, suspend: bool) -> None:
         worker = self._find(part)
         drained = Drained()
         if worker is not None:
-            retirement = self._retiring[part] = Retirement(self._scheduler, worker, deadline_s, why)
+            kind = Suspension if suspend else Retirement
+            retirement = self._retiring[part] = kind(self._scheduler, worker, deadline_s, why)
             try:
                 drained = await retirement.run()
             finally:
@@ -229,4 +241,5 @@ class LeasePlugin(SchedulerPlugin):
 
 
 def _report(part: str, drained: Drained) -> dict[str, Any]:
-    return {"report": "drained", "slice": part, "forced": drained.forced, "lost": drained.lost}
+    said = {"forced": drained.forced, "lost": drained.lost, "work": round(drained.work_s * 1000)}
+    return {"report": "drained", "slice": part, **said}

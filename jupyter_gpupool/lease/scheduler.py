@@ -77,6 +77,11 @@ class LeaseScheduler(Scheduler):
             self.pool.deaths.note(worker, tasks)
         return answer
 
+    def update_data(self, *, who_has: Any, nbytes: Any, client: str | None = None) -> None:
+        """Take in data from outside, which cannot be computed again."""
+        super().update_data(who_has=who_has, nbytes=nbytes, client=client)
+        self.pool.holdings.note(who_has)
+
     def start_http_server(
         self, routes: Any, dashboard_address: Any, default_port: int = 0, ssl_options: Any = None
     ) -> None:
@@ -121,7 +126,7 @@ def main(spec: dict[str, Any]) -> None:
 
 
 async def _serve(spec: dict[str, Any]) -> None:
-    plugin = LeasePlugin()
+    plugin = LeasePlugin(int(spec.get("idle_timeout") or 0))
     link = Link(spec["socket"], plugin.state, plugin.obey, alone=plugin.end, alone_s=spec["alone"])
     try:
         scheduler = await _start(spec, plugin)

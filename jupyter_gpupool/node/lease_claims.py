@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 #: A report names so many keys at most, and so many characters of each.
 _KEYS, _LONGEST = 1000, 300
+#: Of what it holds, so many parts are named; no number is larger; and no drain undoes more milliseconds.
+_PARTS, _MOST, _MOST_WORK = 10, 10**15, 30 * 24 * 3600 * 1000
 
 
 def read_claim(entry: Entry, message: dict[str, Any]) -> dict[str, Any] | None:
@@ -43,7 +45,8 @@ def _drained(entry: Entry, message: dict[str, Any]) -> dict[str, Any] | None:
     if not entry.is_scheduler or not isinstance(part, str) or part.rpartition("/")[0] != entry.lease:
         return None
     forced, lost = (_keys(message.get(name)) for name in ("forced", "lost"))
-    return {"report": "slice_drained", "slice": part, "forced": forced, "lost": lost}
+    work = max(0, min(int(message.get("work") or 0), _MOST_WORK))
+    return {"report": "slice_drained", "slice": part, "forced": forced, "lost": lost, "work": work}
 
 
 def _keys(value: Any) -> list[str]:
@@ -58,8 +61,20 @@ def _busy(entry: Entry, _: dict[str, Any]) -> dict[str, Any] | None:
     return {"report": "lease_busy"} if entry.is_scheduler else None
 
 
+def _holds(entry: Entry, message: dict[str, Any]) -> dict[str, Any] | None:
+    if not entry.is_scheduler:
+        return None
+    parts = [(text(key), _size(size)) for key, size in message["parts"][:_PARTS]]
+    count, size = min(_MOST, max(len(parts), int(message["count"]))), _size(message["size"])
+    return {"report": "lease_holds", "parts": parts, "count": count, "size": size}
+
+
+def _size(value: Any) -> int:
+    return max(0, min(int(value), _MOST))
+
+
 def _first_task(entry: Entry, _: dict[str, Any]) -> dict[str, Any] | None:
     return None if entry.is_scheduler else {"report": "first_task", "slice": entry.key}
 
 
-_CLAIMS = {"drained": _drained, "idle": _idle, "busy": _busy, "first_task": _first_task}
+_CLAIMS = {"drained": _drained, "idle": _idle, "busy": _busy, "holds": _holds, "first_task": _first_task}

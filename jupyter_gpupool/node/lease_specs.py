@@ -36,6 +36,7 @@ def scheduler_spec(table: Table, order: dict[str, Any], common: dict[str, Any]) 
     return {
         "target": "jupyter_gpupool.lease.scheduler:main",
         "secret": order["secret"],
+        "idle_timeout": order.get("idle_timeout") or 0,
         **_spec(table, order, order["lease"], common),
     }
 
