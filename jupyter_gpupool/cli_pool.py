@@ -279,12 +279,19 @@ def _set_projects(pool: Pool, args: Namespace) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         raise Misuse(f"{args.file} is not YAML{f', see line {mark.line + 1}' if mark else ''}.") from error
-    listed = said.get("projects") if isinstance(said, dict) else said
-    if not isinstance(listed, list):
+    said = {"projects": said} if isinstance(said, list) else said
+    if not isinstance(said, dict) or not said or set(said) - {"projects", "defaults"}:
         raise Misuse(
-            f"{args.file} must be a list `projects:`, such as `projects: [{{name: vision, quota: 4}}]`."
+            f"{args.file} must have `projects:`, such as `projects: [{{name: vision, quota: 4}}]`, or"
+            " `defaults:`, such as `defaults: {grace: 5m}`."
         )
-    return pool.set_projects(listed)
+    return pool.set_projects(**said)
+
+
+def _get_projects(pool: Pool, _: Namespace) -> str:
+    import yaml
+
+    return str(yaml.safe_dump(pool.configuration(), sort_keys=False, allow_unicode=True)).rstrip()
 
 
 _PROG = "jupyter gpupool"
@@ -396,9 +403,16 @@ OWN: tuple[Command, ...] = (
     ),
     Command(
         name="set-projects",
-        help="Put the tree of projects, with quotas, that a file has in place of the present one.",
-        arguments=(_option("file", "YAML: a list of projects under `projects:`", "FILE"),),
+        help="Put the projects with quotas, or the defaults, that a file has in place of the present ones.",
+        arguments=(
+            _option("file", "YAML: projects under `projects:`, numbers for all under `defaults:`", "FILE"),
+        ),
         run=_set_projects,
+    ),
+    Command(
+        name="get-projects",
+        help="Write the present projects and defaults as a file for set-projects.",
+        run=_get_projects,
     ),
     Command(
         name="drill",

@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from jupyter_gpupool.cluster import GPUPoolCluster
 
 T = TypeVar("T")
+#: What an administrator says of a project; the rest of what the pool says of one follows.
+CONFIGURED = (
+    *("name", "parent", "quota", "limit", "weight", "tier", "users", "members"),
+    *("default_time", "max_time"),
+)
 __all__ = ["AsyncLease", "AsyncPool", "GPUPoolCluster", "Lease", "Pool", "PoolError", "Trouble"]
 
 
@@ -198,25 +203,55 @@ class Pool(_Pool):
         return display.project_rows(self.carry_out(steps.read("/v1/projects")))
 
     def usage(self) -> list[Any]:
-        """List who has used how much."""
+        """List who has, deserves and has used how much."""
         return display.usage_rows(self.carry_out(steps.read("/v1/usage")))
+
+    def ledger(self) -> list[Any]:
+        """List the GPU-seconds by user, project, model and kind of slice."""
+        return display.ledger_rows(self.carry_out(steps.read("/v1/usage", "accounts")))
+
+    def reclaims(self) -> list[Any]:
+        """List what was taken back lately: for whom, from whom, by which numbers, at which cost."""
+        return display.reclaim_rows(self.carry_out(steps.read("/v1/reclaims", "reclaims")))
 
     def explain(self, name: str | None = None) -> tables.Said:
         """Say why one of your requests waits, or why a lease is as it is."""
         lease = self.lease(name)
         return lease.explain()
 
-    def set_projects(self, projects: list[dict[str, Any]]) -> list[Any]:
-        """Put a new tree of projects in place of the present one. For administrators.
+    def set_projects(
+        self, projects: list[dict[str, Any]] | None = None, defaults: dict[str, Any] | None = None
+    ) -> list[Any]:
+        """Put a new tree of projects, or other defaults, in place of the present ones. For administrators.
 
         Args:
-            projects: All of them, as `projects` lists them: `name`, and what is wanted of `parent`, `quota`,
-                `limit`, `weight`, `tier`, `users`, `members`, `default_time`, `max_time`.
+            projects: All of them: `name`, and what is wanted of `parent`, `quota`, `limit`, `weight`, `tier`,
+                `users`, `members`, `default_time`, `max_time`; None: they stay as they are.
+            defaults: Numbers for the whole pool, such as `grace` or `model_weights`; those not named are as
+                built in; None: they stay as they are.
 
         Raises:
             PoolError: You are no administrator of the pool, or they do not add up; nothing has changed then.
         """
-        return display.project_rows(self.call("PUT", "/v1/projects", {"projects": projects}))
+        said = {"projects": projects, "defaults": defaults}
+        body = {name: value for name, value in said.items() if value is not None}
+        return display.project_rows(self.call("PUT", "/v1/projects", body))
+
+    def configuration(self) -> dict[str, Any]:
+        """Return the tree of projects and the defaults as `set_projects` takes them. For administrators.
+
+        Raises:
+            PoolError: You are no administrator of the pool.
+        """
+        found = self.carry_out(steps.read("/v1/projects", "defaults"))
+        if any("members" not in each for each in found["projects"]):
+            raise PoolError(
+                "not_allowed",
+                "Only administrators see who is in which project.",
+                "Ask an administrator of the pool.",
+            )
+        projects = [{name: each[name] for name in CONFIGURED} for each in found["projects"]]
+        return {"projects": projects, "defaults": found["defaults"]}
 
     def drill(self, device: str, xid: int = 79) -> None:
         """Break a device, to see that work carries on: with XID 79 it falls off the bus.

@@ -384,10 +384,24 @@ COMMANDS: tuple[Command, ...] = (
     Command(name="queue", help="List who waits, in their order.", run=lambda pool, _: pool.queue()),
     Command(
         name="projects",
-        help="List the projects with their quotas, and what each has.",
+        help="List the projects with their quotas, and how each stands.",
         run=lambda pool, _: pool.projects(),
     ),
-    Command(name="usage", help="List who has how much.", run=lambda pool, _: pool.usage()),
+    Command(
+        name="usage",
+        help="List who has, deserves and has used how much.",
+        run=lambda pool, _: pool.usage(),
+    ),
+    Command(
+        name="ledger",
+        help="List GPU-seconds by user, project, model and kind of slice.",
+        run=lambda pool, _: pool.ledger(),
+    ),
+    Command(
+        name="reclaims",
+        help="List what was taken back lately, for whom and by which numbers.",
+        run=lambda pool, _: pool.reclaims(),
+    ),
 )
 
 

@@ -15,7 +15,7 @@ from jupyter_gpupool.core.model import ANY, GIB, WHOLE, LeaseState, Verdict
 from jupyter_gpupool.tables import Column, Rows, Said, html_line, html_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 SIMULATED = "The GPUs are simulated."
@@ -353,9 +353,83 @@ def token_rows(answer: Mapping[str, Any]) -> Rows:
     return Rows(answer["tokens"], columns, "There are no tokens.")
 
 
+def _hours(name: str) -> Callable[[Mapping[str, Any]], str]:
+    """Make the cell of GPU-seconds, in GPU hours."""
+    return lambda row: f"{row[name] / 3600:.1f}" if row[name] >= 180 else ""
+
+
+def _some(name: str) -> Callable[[Mapping[str, Any]], str]:
+    """Make the cell of a number of GPUs, empty for none."""
+    return lambda row: f"{row[name]:g}" if row[name] else ""
+
+
+#: How a project or a user stands.
+_STANDING: tuple[Column, ...] = (
+    ("has", _some("gpus")),
+    ("waits for", lambda row: f"{max(0, row['demand'] - row['served']):g}" if row["waiting"] else ""),
+    ("quota", lambda row: amounts(row["quota"])),
+    ("limit", lambda row: amounts(row["limit"])),
+    ("weight", operator.itemgetter("weight")),
+    ("tier", lambda row: row["tier"] or ""),
+    ("deserved", _some("deserved")),
+    ("borrowed", _some("borrowed")),
+    ("lately", _hours("decayed")),
+)
+
+
 def usage_rows(answer: Mapping[str, Any]) -> Rows:
-    """Show who has how much."""
-    return Rows(answer["usage"], _any_columns(answer["usage"]), "Nobody has any GPU.")
+    """Show who has, deserves and has used how much."""
+    columns: tuple[Column, ...] = (
+        ("project", operator.itemgetter("project")),
+        ("user", operator.itemgetter("user")),
+        ("leases", lambda row: row["leases"] or ""),
+        *_STANDING,
+        ("in all", _hours("used")),
+        ("idle", _hours("idle")),
+        ("taken back", _hours("lost")),
+    )
+    note = "lately (decayed), in all, idle, taken back (work that was undone): in GPU hours."
+    return Rows(answer["usage"], columns, "Nobody has had any GPU.", note if answer["usage"] else "")
+
+
+def ledger_rows(answer: Mapping[str, Any]) -> Rows:
+    """Show what was used, by user, project, model and kind of slice."""
+    columns: tuple[Column, ...] = (
+        *((name, operator.itemgetter(name)) for name in ("project", "user", "model", "kind")),
+        *(
+            (head, _number(name))
+            for head, name in (
+                ("used", "used"),
+                ("lately", "decayed"),
+                ("idle", "idle"),
+                ("taken back", "lost"),
+            )
+        ),
+    )
+    note = "In GPU-seconds; lately: decayed; idle: while nothing was done; taken back: work that was undone."
+    return Rows(answer["accounts"], columns, "Nothing has been used yet.", note if answer["accounts"] else "")
+
+
+def _number(name: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda row: f"{row[name]:.0f}"
+
+
+def reclaim_rows(answer: Mapping[str, Any]) -> Rows:
+    """Show what was taken back lately, for whom and by which numbers."""
+    columns: tuple[Column, ...] = (
+        ("when", lambda row: from_now(row["time"])),
+        ("for", lambda row: " ".join(filter(None, [row["user"], row["lease_name"]]))),
+        (
+            "of",
+            lambda row: ", ".join(
+                dict.fromkeys(each["lease_name"] or each["user"] for each in row["victims"])
+            ),
+        ),
+        ("GPUs", lambda row: f"{row['gpus']:g}"),
+        ("undone", lambda row: duration(row["cost"]) if row["cost"] else ""),
+        ("says", operator.itemgetter("sentence")),
+    )
+    return Rows(answer["reclaims"], columns, "Nothing has been taken back.")
 
 
 def project_rows(answer: Mapping[str, Any]) -> Rows:
@@ -363,11 +437,7 @@ def project_rows(answer: Mapping[str, Any]) -> Rows:
     columns: tuple[Column, ...] = (
         ("project", operator.itemgetter("name")),
         ("in", operator.itemgetter("parent")),
-        ("quota", lambda row: amounts(row["quota"])),
-        ("limit", lambda row: amounts(row["limit"])),
-        ("weight", operator.itemgetter("weight")),
-        ("tier", operator.itemgetter("tier")),
-        ("has", lambda row: amounts(row["held"])),
+        *_STANDING,
         ("members", lambda row: ", ".join(ANYBODY.get(each, each) for each in row.get("members", ()))),
         ("users with numbers of their own", lambda row: ", ".join(u["name"] for u in row.get("users", ()))),
     )
@@ -385,15 +455,3 @@ def amounts(given: Mapping[str, float]) -> str:
     '8'
     """
     return ", ".join(f"{n:g}" if model == ANY else f"{n:g} {TIMES} {model}" for model, n in given.items())
-
-
-def _any_columns(rows: Iterable[Mapping[str, Any]]) -> list[Column]:
-    names = dict.fromkeys(name for row in rows for name in row)
-    return [(_HEADS.get(name, name), _cell(name)) for name in names]
-
-
-def _cell(name: str) -> Any:
-    return lambda row: f"{row[name]:g}" if isinstance(row[name], float) else row[name]
-
-
-_HEADS = {"gpus": "GPUs"}

@@ -314,6 +314,7 @@ ALLOWED = {
     "GET /v1/queue": (200, 200, 200, 200, 401),
     "GET /v1/projects": (200, 200, 200, 200, 401),
     "GET /v1/usage": (200, 200, 200, 200, 401),
+    "GET /v1/reclaims": (200, 200, 200, 200, 401),
     "GET /v1/notices": (200, 200, 200, 200, 401),
     "GET /v1/leases": (200, 200, 200, 200, 401),
     "GET /v1/leases/LEASE": (200, 404, 404, 200, 401),
@@ -588,9 +589,72 @@ async def test_projects_are_replaced_as_a_whole_and_what_does_not_add_up_is_refu
         assert [each["held"] for each in rows] == [{"H100-80GB": 1.0}, {"H100-80GB": 1.0}]
         assert "members" not in rows[0]
         usage = (await kit.call("ann", "GET", "/v1/usage")).data["usage"]
-        assert usage == [{"project": "vision", "user": "ann", "gpus": 1.0, "leases": 1}]
+        assert [(each["project"], each["user"], each["gpus"], each["leases"]) for each in usage] == [
+            ("vision", "ann", 1.0, 1)
+        ]
         tree[0]["quota"] = 9
         says(await kit.call("adm", "PUT", "/v1/projects", {"projects": tree}), 400, "quota_sum", "8")
+
+
+@pytest.mark.asyncio
+async def test_what_is_said_of_the_configuration_can_be_set_again_and_defaults_hold_at_once(tmp_path):
+    async with running(tmp_path) as kit:
+        now = (await kit.call("adm", "GET", "/v1/projects")).data
+        assert now["defaults"]["grace"] == 120
+        body = {"defaults": {**now["defaults"], "max_time": "3h", "time_limit": "2h"}}
+        assert (await kit.call("adm", "PUT", "/v1/projects", body)).data["defaults"]["max_time"] == 3 * 3600
+        assert (await kit.ask())["requested"]["time_limit"] == 2 * 3600
+        says(
+            await kit.call("ann", "POST", "/v1/requests", {"time_limit": "4h"}),
+            400,
+            "time_limit",
+            "3 allowed",
+        )
+        tree = {"projects": [{"name": "a", "users": [{"name": "ann", "quota": {"T4": 1}}]}]}
+        says(
+            await kit.call("adm", "PUT", "/v1/projects", tree),
+            400,
+            "quota_sum",
+            "1 T4, above the 0 of the pool",
+        )
+        assert (await kit.call("adm", "GET", "/v1/projects")).data["projects"][0]["name"] == "default"
+
+
+@pytest.mark.asyncio
+async def test_everybody_sees_how_they_stand_and_what_a_reclaim_went_by_but_no_names_of_others(tmp_path):
+    async with running(tmp_path) as kit:
+        kit.controller.obey = True
+        tree = [{"name": "a", "quota": 4, "weight": 3}, {"name": "b", "quota": {"H100-80GB": 2}}]
+        config = {"projects": tree, "defaults": {"min_run": 0, "grace": 0}}
+        assert (await kit.call("adm", "PUT", "/v1/projects", config)).status_code == 200
+        for number in range(4):
+            await kit.ask("ann", gpus=2, project="a", name=f"big-{number}", preemptible=True)
+        first = await kit.ask("ben", gpus=2, project="b", name="mine")
+        assert first["state"] in ("pending", "starting", "active")
+        projects = {
+            each["name"]: each for each in (await kit.call("ann", "GET", "/v1/projects")).data["projects"]
+        }
+        a, b = projects["a"], projects["b"]
+        assert (a["gpus"], a["guaranteed"], a["deserved"], a["borrowed"]) == (6, 4, 6, 2)
+        assert (b["gpus"], b["guaranteed"], b["deserved"], b["borrowed"]) == (2, 2, 2, 0)
+        usage = (await kit.call("eve", "GET", "/v1/usage")).data
+        rows = {each["user"]: each for each in usage["usage"]}
+        assert (rows["ann"]["leases"], rows["ann"]["waiting"], rows["ann"]["deserved"]) == (3, 1, 6)
+        assert {(each["user"], each["model"], each["kind"]) for each in usage["accounts"]} == {
+            ("ann", "H100-80GB", "whole"),
+            ("ben", "H100-80GB", "whole"),
+        }
+        for who, names in (("ann", ("", "big-3")), ("ben", ("mine", "")), ("adm", ("mine", "big-3"))):
+            [record] = (await kit.call(who, "GET", "/v1/reclaims")).data["reclaims"]
+            [victim] = record["victims"]
+            assert (record["lease_name"], victim["lease_name"]) == names
+            assert (record["user"], record["gpus"], record["deserved"], victim["whole"]) == (
+                "ben",
+                2,
+                2,
+                True,
+            )
+            assert record["over_after"][0] < record["over_before"][0]
 
 
 # --------------------------------------------------------------------------------- what can go wrong

@@ -94,7 +94,11 @@ def test_a_lease_from_request_to_release(run, pool):
     assert lease.refresh().ends_at - time.time() > 10000
     assert run("keep")[0] == 0
     assert "scheduler" in run("logs", "sweep")[1]
-    assert run("usage")[1].splitlines()[-1].split()[2:] == ["2", "1"]
+    [mine] = [each for each in json.loads(run("usage", "--json")[1]) if each["gpus"]]
+    assert (mine["gpus"], mine["leases"], mine["deserved"]) == (2, 1, 2)
+    assert run("usage")[1].splitlines()[0].split()[:5] == ["project", "user", "leases", "has", "weight"]
+    assert "H100-80GB  whole" in run("ledger")[1]
+    assert run("reclaims")[0] == 0
     assert run("release", "sweep")[1] == "Released: sweep.\n"
     assert lease.refresh().state in ("draining", "ended")
 
@@ -167,6 +171,27 @@ def test_a_device_is_taken_out_and_back(run, pool):
     status, _, err = run("cordon", "node-9")
     assert status == 1
     assert "The pool has no node or device 'node-9'." in err
+
+
+def test_an_administrator_gets_and_sets_the_projects_and_the_numbers_of_the_pool(run, pool, tmp_path):
+    before, file = run("get-projects")[1], tmp_path / "projects.yaml"
+    try:
+        file.write_text(
+            "projects: [{name: default, quota: 2, limit: {'*': 6}}, {name: lab, parent: default, quota: 1}]\n"
+            "defaults: {grace: 5m, model_weights: {H100-80GB: 3}}\n"
+        )
+        status, out, _ = run("set-projects", str(file))
+        assert (status, out.splitlines()[-1].split()[:4]) == (0, ["lab", "default", "1", "1"])
+        assert "\n  grace: 300.0\n" in run("get-projects")[1]
+        file.write_text("projects: [{name: default, quota: 9}]")
+        status, _, err = run("set-projects", str(file))
+        assert (status, "Quotas sum to 9 GPUs, above the 8 of the pool." in err) == (1, True)
+        file.write_text("default: {grace: 5m}")
+        assert "must have `projects:`" in run("set-projects", str(file))[2]
+    finally:
+        file.write_text(before)
+        assert run("set-projects", str(file))[0] == 0
+    assert run("get-projects")[1] == before
 
 
 def test_a_person_logs_in_by_a_line_that_works_once(run, pool, monkeypatch, tmp_path):

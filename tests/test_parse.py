@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 from jupyter_gpupool.controller import fields
 from jupyter_gpupool.controller.parse import CHANGE, OPTIONS, REQUEST, Asker, parse_change, parse_request
 from jupyter_gpupool.controller.plugin import options
-from jupyter_gpupool.controller.tree import PROJECT, parse_projects
-from jupyter_gpupool.core.model import HOUR, MINUTE, Project, Reason, Request, UserShare
+from jupyter_gpupool.controller.tree import DEFAULTS, PROJECT, parse_config
+from jupyter_gpupool.core.model import HOUR, MINUTE, Defaults, Project, Reason, Request, UserShare
 from jupyter_gpupool.lease import host
 
 ASKER = Asker(id="r1", user="ann", now=5, project="", name="lease-1")
@@ -415,7 +416,7 @@ def test_a_change_that_is_none_gets_one_sentence(body, sentence):
 
 
 def test_a_tree_of_projects_is_read_into_thousandths_and_milliseconds():
-    projects, wrong = parse_projects(
+    said, wrong = parse_config(
         {
             "projects": [
                 {"name": "lab", "quota": 8, "limit": {"H100-80GB": 4, "*": 6.5}, "max_time": "2d"},
@@ -432,7 +433,7 @@ def test_a_tree_of_projects_is_read_into_thousandths_and_milliseconds():
         }
     )
     assert wrong == []
-    assert projects == (
+    assert said["projects"] == (
         Project(
             name="lab", quota=(("*", 8000),), limit=(("*", 6500), ("H100-80GB", 4000)), max_time=48 * HOUR
         ),
@@ -450,8 +451,24 @@ def test_a_tree_of_projects_is_read_into_thousandths_and_milliseconds():
 @pytest.mark.parametrize(
     ("body", "sentence", "field"),
     [
-        ({}, "projects is not a list of 1 to 10000 projects.", "projects"),
         ({"projects": []}, "projects is not a list of 1 to 10000 projects.", "projects"),
+        ({}, "Neither projects nor defaults are given.", ""),
+        (
+            {"defaults": {"grace": "soon"}},
+            "'soon' is not a length of time.",
+            "defaults.grace",
+        ),
+        (
+            {"defaults": {"time_limit": "3d", "max_time": "2d"}},
+            "A time limit of 72 h for all is more than the 48 h that may be asked for.",
+            "defaults.time_limit",
+        ),
+        ({"defaults": {"graze": 1}}, "There is no field 'defaults.graze'.", "defaults.graze"),
+        (
+            {"defaults": {"model_weights": {"T4": 0}}},
+            "A weight=0 is not a whole number from 1 to 1000000.",
+            "defaults.model_weights",
+        ),
         ({"projects": [{"quota": 1}]}, "{'quota': 1} has no name.", "projects[0]"),
         ({"projects": [{"name": "a/b"}]}, "'a/b' cannot be the name of a project.", "projects[0]"),
         (
@@ -473,6 +490,30 @@ def test_a_tree_of_projects_is_read_into_thousandths_and_milliseconds():
     ],
 )
 def test_a_project_that_is_wrong_is_named_by_its_place(body, sentence, field):
-    projects, (no,) = parse_projects(body)
-    assert projects == ()
+    said, (no,) = parse_config(body)
+    assert said == {}
     assert (no.sentence, no.field) == (sentence, field)
+
+
+def test_each_default_of_the_pool_can_be_set_and_those_not_named_are_as_built_in():
+    assert list(DEFAULTS) == [each.name for each in dataclasses.fields(Defaults)]
+    numbers = {
+        **dict.fromkeys(DEFAULTS, "3h"),
+        "idle_warnings": 1,
+        "reservations": 2,
+        "ageing_most": 3,
+        "passing": False,
+        "idle_timeout": "never",
+        "model_weights": {"T4": 16, "H100-80GB": 90},
+    }
+    said, wrong = parse_config({"defaults": numbers})
+    assert wrong == []
+    found = said["defaults"]
+    assert (found.half_life, found.grace, found.idle_timeout, found.passing) == (
+        3 * HOUR,
+        3 * HOUR,
+        -1,
+        False,
+    )
+    assert found.model_weights == (("H100-80GB", 90), ("T4", 16))
+    assert parse_config({"defaults": {"grace": 0}})[0] == {"defaults": Defaults(grace=0)}

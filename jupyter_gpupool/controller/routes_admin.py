@@ -8,13 +8,13 @@ import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpupool.controller import fields, views
+from jupyter_gpupool.controller import fields, usage_views
 from jupyter_gpupool.controller.auth import SCOPES, valid_user
 from jupyter_gpupool.controller.fields import Field, shown
 from jupyter_gpupool.controller.parse import read_fields
 from jupyter_gpupool.controller.problems import Problem, Trouble
 from jupyter_gpupool.controller.router import Answer, Call, Route, accepted, cause
-from jupyter_gpupool.controller.tree import parse_projects
+from jupyter_gpupool.controller.tree import parse_config
 from jupyter_gpupool.core.model import ConfigChanged, Cordoned, Reason, Uncordoned
 
 if TYPE_CHECKING:
@@ -80,14 +80,15 @@ def _read(call: Call, table: dict[str, Field], *needed: str) -> dict[str, Any]:
 
 
 async def set_projects(call: Call) -> Answer:
-    """Put a new tree of projects in place of the present one."""
+    """Put a new tree of projects, or other defaults, in place of the present ones."""
     face = call.controller
-    projects, wrong = parse_projects(call.body)
+    said, wrong = parse_config(call.body)
     if wrong:
         raise Problem.refused(wrong)
-    now, defaults = face.clock.now(), face.pool.defaults
-    accepted(call, ConfigChanged(now=now, cause=cause(call), projects=projects, defaults=defaults))
-    return Answer({"projects": views.projects(face, call.asker)})
+    config = {"projects": face.pool.projects, "defaults": face.pool.defaults, **said}
+    accepted(call, ConfigChanged(now=face.clock.now(), cause=cause(call), **config))
+    found = usage_views.figures(call.memory, face)
+    return Answer(usage_views.projects(face, call.asker, found))
 
 
 async def health(call: Call) -> Answer:
@@ -251,7 +252,7 @@ ROUTES = (
         method="PUT",
         path="/v1/projects",
         handler=set_projects,
-        about="Put a new tree of projects in place of the present one.",
+        about="Put a new tree of projects, or other defaults, in place of the present ones.",
         scope="admin",
         body="Projects",
         answers={200: "ProjectsNow"},

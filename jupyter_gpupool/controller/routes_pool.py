@@ -8,7 +8,7 @@ import time
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpupool.controller import fields, lease_views, views
+from jupyter_gpupool.controller import fields, lease_views, usage_views, views
 from jupyter_gpupool.controller.fields import Field
 from jupyter_gpupool.controller.router import Answer, Call, Route
 
@@ -117,13 +117,20 @@ async def queue(call: Call) -> Answer:
 
 
 async def projects(call: Call) -> Answer:
-    """List the projects with their quotas and what they have now."""
-    return Answer({"projects": views.projects(call.controller, call.asker)})
+    """List the projects with their quotas and how they stand, and the pool's defaults."""
+    found = usage_views.figures(call.memory, call.controller)
+    return Answer(usage_views.projects(call.controller, call.asker, found))
 
 
 async def usage(call: Call) -> Answer:
-    """List who has how much now."""
-    return Answer({"usage": views.usage(call.controller)})
+    """List who has, deserves and has used how much."""
+    found = usage_views.figures(call.memory, call.controller)
+    return Answer(usage_views.usage(call.controller, found))
+
+
+async def reclaims(call: Call) -> Answer:
+    """List the latest reclaims: who got what, from whom, by which numbers, at which cost."""
+    return Answer(usage_views.reclaims(call.controller, call.asker, call.query.get("limit", 100)))
 
 
 async def notices(call: Call) -> Answer:
@@ -210,15 +217,23 @@ ROUTES = (
         method="GET",
         path="/v1/projects",
         handler=projects,
-        about="The projects with their quotas and what they have now.",
+        about="The projects with their quotas and how they stand; the pool's defaults.",
         answers={200: "ProjectsNow"},
     ),
     Route(
         method="GET",
         path="/v1/usage",
         handler=usage,
-        about="Who has how much now.",
+        about="Who has, deserves and has used how much; the ledger by user, project, model and kind.",
         answers={200: "Usage"},
+    ),
+    Route(
+        method="GET",
+        path="/v1/reclaims",
+        handler=reclaims,
+        about="What was taken back lately: for whom, from whom, by which numbers, at which cost.",
+        query={"limit": _text_limit(PAGE)},
+        answers={200: "Reclaims"},
     ),
     Route(
         method="GET",

@@ -183,6 +183,63 @@ _WAITS = {
     "expected_start": TIME,
     "why": TEXT,
 }
+#: How a project or user stands: GPUs, and GPU-seconds.
+_STANDING = {
+    "gpus": NUMBER,
+    "waiting": WHOLE,
+    "demand": NUMBER,
+    "guaranteed": NUMBER,
+    "deserved": NUMBER,
+    "deserved_by_model": _AMOUNTS,
+    "served": NUMBER,
+    "borrowed": NUMBER,
+    "used": NUMBER,
+    "decayed": NUMBER,
+    "idle": NUMBER,
+    "lost": NUMBER,
+    "charged": NUMBER,
+}
+_USER = {
+    "project": TEXT,
+    "user": TEXT,
+    "leases": WHOLE,
+    "quota": _AMOUNTS,
+    "limit": _AMOUNTS,
+    "weight": WHOLE,
+    "tier": WHOLE,
+    **_STANDING,
+}
+_ACCOUNT = {
+    **dict.fromkeys(("project", "user", "model", "kind"), TEXT),
+    **dict.fromkeys(("used", "decayed", "idle", "lost"), NUMBER),
+}
+_VICTIM = {
+    "lease": TEXT,
+    "lease_name": TEXT,
+    "user": TEXT,
+    "project": TEXT,
+    "slices": WHOLE,
+    "gpus": NUMBER,
+    "whole": FLAG,
+    "ran": NUMBER,
+}
+_RECLAIM = {
+    "number": WHOLE,
+    "time": TIME,
+    "lease": TEXT,
+    "lease_name": TEXT,
+    "user": TEXT,
+    "project": TEXT,
+    "gpus": NUMBER,
+    "served": NUMBER,
+    "deserved": NUMBER,
+    "over_before": many(WHOLE),
+    "over_after": many(WHOLE),
+    "cost": NUMBER,
+    "victims": many(thing(_VICTIM)),
+    "sentence": TEXT,
+}
+_DEFAULTS = dict.fromkeys(tree.DEFAULTS, NUMBER) | {"passing": FLAG, "model_weights": _AMOUNTS}
 _PROJECT = {
     "name": TEXT,
     "parent": TEXT,
@@ -193,6 +250,7 @@ _PROJECT = {
     "default_time": NUMBER,
     "max_time": NUMBER,
     "held": _AMOUNTS,
+    **_STANDING,
     "users": many({"type": "object"}),
     "members": many(TEXT),
 }
@@ -237,8 +295,9 @@ SCHEMAS: dict[str, Schema] = {
     "Request": body({**parse.REQUEST}),
     "Environment": body(parse.ENVIRONMENT),
     "Change": {**body(parse.CHANGE), "minProperties": 1, "maxProperties": 1},
-    "Projects": body(tree.BODY, "projects"),
+    "Projects": body(tree.BODY),
     "Project": body(tree.PROJECT, "name"),
+    "Defaults": body(tree.DEFAULTS),
     "Health": body(routes_admin.HEALTH, "action"),
     "NewToken": body(routes_admin.TOKEN),
     "Login": body(routes_admin.LOGIN, "token"),
@@ -254,8 +313,11 @@ SCHEMAS: dict[str, Schema] = {
     "Connection": thing(_CONNECTION, optional=("dashboard", "secret")),
     "Logs": thing({"logs": many(thing({"name": TEXT, "text": TEXT}))}),
     "Queue": thing({"queue": many(thing(_WAITS))}),
-    "ProjectsNow": thing({"projects": many(thing(_PROJECT, optional=("users", "members")))}),
-    "Usage": thing({"usage": many(thing({"project": TEXT, "user": TEXT, "gpus": NUMBER, "leases": WHOLE}))}),
+    "ProjectsNow": thing(
+        {"projects": many(thing(_PROJECT, optional=("users", "members"))), "defaults": thing(_DEFAULTS)}
+    ),
+    "Usage": thing({"usage": many(thing(_USER)), "accounts": many(thing(_ACCOUNT)), "reclaims": WHOLE}),
+    "Reclaims": thing({"reclaims": many(thing(_RECLAIM)), "count": WHOLE}),
     "Notices": thing({"notices": many(thing(_NOTICE)), "next": WHOLE, "missed": FLAG, "leases": WHOLE}),
     "Token": thing({"kind": words(routes_admin.KINDS), "token": TEXT, "user": TEXT, "line": TEXT}),
     "Tokens": thing({"tokens": many(thing(_TOKEN))}),

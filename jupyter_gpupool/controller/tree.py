@@ -1,4 +1,4 @@
-"""The tree of projects as an administrator writes it, in JSON or in a configuration file."""
+"""The tree of projects and the pool's defaults as an administrator writes them, in JSON or in a file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 from jupyter_gpupool.controller import fields
 from jupyter_gpupool.controller.fields import Field, Wrong, shown
 from jupyter_gpupool.controller.parse import read_fields
-from jupyter_gpupool.core.model import ANY, WHOLE, Amounts, Project, Reason, Refusal, UserShare
+from jupyter_gpupool.core.model import (
+    ANY,
+    HOUR,
+    WHOLE,
+    Amounts,
+    Defaults,
+    Project,
+    Reason,
+    Refusal,
+    UserShare,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,26 +108,116 @@ PROJECT: dict[str, Field] = {
     "default_time": Field(_time, _TIME, "Time limit of its leases where none is asked for; 0: the pool's."),
     "max_time": Field(_time, _TIME, "The longest time limit that may be asked for; 0: the pool's."),
 }
-#: What an administrator's body holds.
-BODY: dict[str, Field] = {
-    "projects": Field(lambda value: value, {"type": "array", "items": {"type": "object"}}, "The whole tree."),
+
+
+def _weights(value: Any) -> Amounts:
+    if not isinstance(value, dict) or len(value) > MOST:
+        raise Wrong(
+            f"model_weights={shown(value)} is not weights by model.", 'Give model_weights={"H100-80GB": 80}.'
+        )
+    read = fields.whole("A weight", 1, 1_000_000)
+    return tuple(sorted((str(model), read(weight)) for model, weight in value.items()))
+
+
+def _wait(about: str) -> Field:
+    return Field(_time, _TIME, about)
+
+
+def _span(about: str) -> Field:
+    return Field(fields.duration, _TIME, about)
+
+
+def _count(name: str, least: int, most: int, about: str) -> Field:
+    return Field(fields.whole(name, least, most), {"type": "integer"}, about)
+
+
+#: The numbers that hold for the whole pool; docs/defaults.md says of each what it is without and why.
+DEFAULTS: dict[str, Field] = {
+    "half_life": _span("After so long usage counts half."),
+    "grace": _wait("Between the notice of a reclaim and its deadline."),
+    "min_run": _wait("No lease is taken from before it has run so long, nor twice within it."),
+    "time_limit": _span("Time limit of leases where neither the request nor the project says one."),
+    "max_time": _span("The longest time limit that may be asked for."),
+    "idle_timeout": Field(
+        fields.idle,
+        {"type": ["string", "number", "boolean"]},
+        'After so long without work a lease counts as idle; or "never".',
+    ),
+    "idle_warnings": _count("idle_warnings", 0, 10, "Warnings before an idle lease may be taken."),
+    "idle_warning_gap": _wait("Between the steps of the idle rule."),
+    "charged_ahead": _wait("What starts is charged for so long at once."),
+    "model_weights": Field(
+        _weights,
+        {"type": "object", "additionalProperties": {"type": "integer"}},
+        "How fast usage runs on a GPU, by model; where none is said: its memory in GB.",
+    ),
+    "reservations": _count("reservations", 0, 1000, "So many blocked heads of the queue get a reservation."),
+    "passing": Field(fields.flag("passing"), {"type": "boolean"}, "Small requests may pass a blocked head."),
+    "node_silence": _span("A node that says nothing for so long is lost."),
+    "drain_deadline": _span("How long a drain for health or maintenance may take."),
+    "hold": _wait("How long freed parts are held for whom they were freed."),
+    "ageing_step": _span("A step of priority is worth so long of waiting."),
+    "ageing_most": _count("ageing_most", 0, 1000, "So many steps of priority count at most."),
 }
 
 
-def parse_projects(body: Any) -> tuple[tuple[Project, ...], list[Refusal]]:
-    """Read a tree of projects: the projects, or what is wrong. Whether they add up the core says."""
+#: What an administrator's body holds.
+BODY: dict[str, Field] = {
+    "projects": Field(
+        lambda value: value,
+        {"type": "array", "items": {"type": "object"}},
+        "The whole tree. Default: it stays as it is.",
+    ),
+    "defaults": Field(
+        lambda value: value,
+        {"type": "object"},
+        "Numbers for the whole pool; what is not named is as built in. Default: they stay as they are.",
+    ),
+}
+
+
+def parse_config(body: Any) -> tuple[dict[str, Any], list[Refusal]]:
+    """Read a configuration: `projects` and `defaults` as far as they are said, or what is wrong.
+
+    Whether quotas add up the core says.
+    """
     said, wrong = read_fields(body, BODY)
-    many = said.get("projects")
-    if wrong:
-        return (), wrong
+    found: dict[str, Any] = {}
+    if not said and not wrong:
+        sentence = "Neither projects nor defaults are given."
+        wrong = [Refusal(reason=Reason.BAD_REQUEST, sentence=sentence, advice="Give one of them.")]
+    if "projects" in said:
+        found["projects"], more = _projects(said["projects"])
+        wrong += more
+    if "defaults" in said:
+        found["defaults"], more = _defaults(said["defaults"])
+        wrong += more
+    return (found, []) if not wrong else ({}, wrong)
+
+
+def _defaults(value: Any) -> tuple[Defaults, list[Refusal]]:
+    numbers, wrong = read_fields(value, DEFAULTS, "defaults.")
+    found = Defaults(**numbers)
+    if found.time_limit > found.max_time:
+        limit, most = found.time_limit / HOUR, found.max_time / HOUR
+        sentence = f"A time limit of {limit:g} h for all is more than the {most:g} h that may be asked for."
+        advice = "Lower time_limit, or raise max_time."
+        wrong.append(
+            Refusal(reason=Reason.TIME_LIMIT, sentence=sentence, advice=advice, field="defaults.time_limit")
+        )
+    return found, wrong
+
+
+def _projects(many: Any) -> tuple[tuple[Project, ...], list[Refusal]]:
     if not isinstance(many, list) or not 0 < len(many) <= MOST:
         sentence = f"projects is not a list of 1 to {MOST} projects."
         return (), [Refusal(reason=Reason.BAD_REQUEST, sentence=sentence, field="projects")]
     found: list[Project] = []
+    wrong: list[Refusal] = []
     for number, each in enumerate(many):
         try:
             found.append(Project(**_read(each, PROJECT)))
         except Wrong as no:
             field = f"projects[{number}]"
             wrong.append(Refusal(reason=no.reason, sentence=no.sentence, advice=no.advice, field=field))
-    return (tuple(found), []) if not wrong else ((), wrong)
+    return tuple(found), wrong

@@ -20,9 +20,8 @@ from jupyter_gpupool.core.state import NodeState
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from jupyter_gpupool.controller.auth import Person
     from jupyter_gpupool.controller.face import ControllerFace
-    from jupyter_gpupool.core.model import Amounts, Device, Project, Slice
+    from jupyter_gpupool.core.model import Device, Slice
     from jupyter_gpupool.core.pool import Pool
     from jupyter_gpupool.core.state import DeviceRecord, Lease
 
@@ -215,72 +214,7 @@ def _reading(face: ControllerFace, device: Device) -> dict[str, Any] | None:
     }
 
 
-# -------------------------------------------------------------------------------------------- projects, usage
-
-
-def projects(face: ControllerFace, person: Person) -> list[dict[str, Any]]:
-    """Return the tree of projects with what each has now; who else is in them only administrators see."""
-    use = held_by_project(face.pool)
-    return [_project(each, person, use.get(each.name, {})) for each in face.pool.projects]
-
-
-def _project(project: Project, person: Person, use: dict[str, int]) -> dict[str, Any]:
-    shown = {
-        "name": project.name,
-        "parent": project.parent,
-        "quota": amounts(project.quota),
-        "limit": amounts(project.limit),
-        "weight": project.weight,
-        "tier": project.tier,
-        "default_time": project.default_time / 1000,
-        "max_time": project.max_time / 1000,
-        "held": {model: milli / WHOLE for model, milli in sorted(use.items())},
-    }
-    if person.admin:
-        users = [
-            {
-                "name": each.name,
-                "quota": amounts(each.quota),
-                "limit": amounts(each.limit),
-                "weight": each.weight,
-                "tier": each.tier,
-            }
-            for each in project.users
-        ]
-        shown |= {"users": users, "members": list(project.members)}
-    return shown
-
-
-def amounts(given: Amounts) -> dict[str, float]:
-    """Return amounts as GPUs by model."""
-    return {model: milli / WHOLE for model, milli in given}
-
-
-def held_by_project(view: Pool) -> dict[str, dict[str, int]]:
-    """Return the thousandths that each project has now by model, those below it included."""
-    above = {project.name: project.parent for project in view.projects}
-    found: dict[str, dict[str, int]] = {}
-    for record in view.leases.values():
-        for charge in record.charges.values():
-            name = record.request.project
-            while name:
-                use = found.setdefault(name, {})
-                use[charge.model] = use.get(charge.model, 0) + charge.milli
-                name = above.get(name, "")
-    return found
-
-
-def usage(face: ControllerFace) -> list[dict[str, Any]]:
-    """Return who has how much now, by project and user."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for record in face.pool.leases.values():
-        if not record.charges:
-            continue
-        key = (record.request.project, record.request.user)
-        row = found.setdefault(key, {"project": key[0], "user": key[1], "gpus": 0.0, "leases": 0})
-        row["gpus"] += sum(charge.milli for charge in record.charges.values()) / WHOLE
-        row["leases"] += 1
-    return [row for _, row in sorted(found.items())]
+# ---------------------------------------------------------------------------------------------------- times
 
 
 def when(face: ControllerFace, pool_ms: int) -> float | None:

@@ -36,6 +36,12 @@ def check(projects: tuple[Project, ...], capacity: dict[str, int]) -> tuple[Refu
     refusals += [
         _bad(f"Project {name!r} needs a name without a slash.") for name in names if not name or "/" in name
     ]
+    refusals += [
+        _bad(f"User {user.name} stands twice in project {project.name}.")
+        for project in projects
+        for user in project.users
+        if [each.name for each in project.users].count(user.name) > 1
+    ]
     refusals += [_bad(f"Project {each} is below itself.") for each in _circles(projects)]
     if not refusals:
         refusals = [*_sums(projects, capacity)]

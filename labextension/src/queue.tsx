@@ -10,14 +10,14 @@ import { IViewProps, Loaded, Nothing } from './parts';
 import { CommandIDs } from './tokens';
 import type { Project, UsageRow, Waiting } from './types';
 
-/** What the pool says of a share besides what it has; older pools say less. */
+/** How a project or a user stands, in GPUs; what was used lately in GPU hours. */
 export interface IShare {
   held: number;
   quota: number;
   limit: number;
-  deserved: number | null;
-  borrowed: number | null;
-  decayed: number | null;
+  deserved: number;
+  borrowed: number;
+  decayed: number;
 }
 
 /** The panel. */
@@ -75,17 +75,17 @@ function Shares(props: IViewProps): JSX.Element {
   const names = new Set(model.projects.map(each => each.name));
   const roots = model.projects.filter(each => !names.has(each.parent));
   const shares = model.projects.map(share);
-  const some = (what: (each: IShare) => number | null): boolean => shares.some(each => (what(each) ?? 0) > 0);
+  const some = (what: (each: IShare) => number): boolean => shares.some(each => what(each) > 0);
   const branch = (project: Project): JSX.Element => (
     <li key={project.name}>
       <Share name={project.name} share={share(project)} all={all} trans={trans} />
       <ul>
         {children(project.name).map(branch)}
         {model.usage
-          .filter(each => each.project === project.name)
+          .filter(each => each.project === project.name && counts(each))
           .map(each => (
             <li key={each.user}>
-              <Share name={each.user} share={personal(each, project)} all={all} trans={trans} person />
+              <Share name={each.user} share={share(each)} all={all} trans={trans} person />
             </li>
           ))}
       </ul>
@@ -108,41 +108,25 @@ function Shares(props: IViewProps): JSX.Element {
   );
 }
 
-/** Read a number, or the sum of numbers by model. */
-function sum(value: unknown): number | null {
-  if (typeof value === 'number') {
-    return value;
-  }
-  if (value && typeof value === 'object') {
-    const amounts = Object.values(value as Record<string, number>);
-    return amounts.length ? amounts.reduce((all, each) => all + each, 0) : null;
-  }
-  return null;
+/** Who has something, waits for something, has used something lately or is promised something. */
+function counts(row: UsageRow): boolean {
+  return row.gpus + row.waiting + row.guaranteed > 0 || hours(row) > 0;
 }
 
-function share(project: Project): IShare {
-  const more = project as unknown as Record<string, unknown>;
-  const [held, quota] = [sum(project.held) ?? 0, sum(project.quota) ?? 0];
-  return {
-    held,
-    quota,
-    limit: sum(project.limit) ?? 0,
-    deserved: sum(more.deserved),
-    borrowed: sum(more.borrowed) ?? (quota && held > quota ? held - quota : null),
-    decayed: sum(more.usage) ?? sum(more.decayed)
-  };
+/** What was used lately in GPU hours, to a tenth. */
+function hours(row: Project | UsageRow): number {
+  return Math.round(row.decayed / 360) / 10;
 }
 
-function personal(row: UsageRow, project: Project): IShare {
-  const more = row as unknown as Record<string, unknown>;
-  const own = (project.users ?? []).find(each => each.name === row.user) ?? {};
+function share(row: Project | UsageRow): IShare {
+  const limits = Object.values(row.limit);
   return {
     held: row.gpus,
-    quota: sum(more.quota) ?? sum(own.quota) ?? 0,
-    limit: sum(more.limit) ?? sum(own.limit) ?? 0,
-    deserved: sum(more.deserved),
-    borrowed: sum(more.borrowed),
-    decayed: sum(more.usage) ?? sum(more.decayed)
+    quota: row.guaranteed,
+    limit: row.limit['*'] ?? (limits.length ? limits.reduce((all, each) => all + each, 0) : 0),
+    deserved: row.deserved,
+    borrowed: row.borrowed,
+    decayed: hours(row)
   };
 }
 
@@ -161,15 +145,15 @@ function Share(props: {
     trans.__('has %1', gpus(held)),
     quota ? trans.__('quota %1', gpus(quota)) : trans.__('no quota'),
     limit ? trans.__('limit %1', gpus(limit)) : '',
-    deserved !== null ? trans.__('deserved %1', gpus(deserved)) : '',
+    trans.__('deserved %1', gpus(deserved)),
     borrowed ? trans.__('borrowed %1', gpus(borrowed)) : '',
-    decayed !== null ? trans.__('used lately %1 GPU hours', gpus(decayed)) : ''
+    decayed ? trans.__('used lately %1 GPU hours', gpus(decayed)) : ''
   ].filter(Boolean);
   return (
     <div className={`jp-gpupool-Share${props.person ? ' jp-mod-person' : ''}`}>
       <span className="jp-gpupool-Share-name">{name}</span>
       <span className="jp-gpupool-Share-bar" aria-hidden="true">
-        <span className="jp-gpupool-Share-held" style={{ width: at(held - (borrowed ?? 0)) }} />
+        <span className="jp-gpupool-Share-held" style={{ width: at(held - borrowed) }} />
         {borrowed ? (
           <span
             className="jp-gpupool-Share-borrowed"
@@ -177,7 +161,7 @@ function Share(props: {
           />
         ) : null}
         {quota > 0 && <span className="jp-gpupool-Share-quota" style={{ left: at(quota) }} />}
-        {deserved !== null && <span className="jp-gpupool-Share-deserved" style={{ left: at(deserved) }} />}
+        {deserved > 0 && <span className="jp-gpupool-Share-deserved" style={{ left: at(deserved) }} />}
       </span>
       <span className="jp-gpupool-small">{words.join(', ')}</span>
     </div>

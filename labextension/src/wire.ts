@@ -175,18 +175,77 @@ export interface ProjectsNow {
     default_time: number;
     max_time: number;
     held: Record<string, number>;
+    gpus: number;
+    waiting: number;
+    demand: number;
+    guaranteed: number;
+    deserved: number;
+    deserved_by_model: Record<string, number>;
+    served: number;
+    borrowed: number;
+    used: number;
+    decayed: number;
+    idle: number;
+    lost: number;
+    charged: number;
     users?: Record<string, unknown>[];
     members?: string[];
   }[];
+  defaults: {
+    half_life: number;
+    grace: number;
+    min_run: number;
+    time_limit: number;
+    max_time: number;
+    idle_timeout: number;
+    idle_warnings: number;
+    idle_warning_gap: number;
+    charged_ahead: number;
+    model_weights: Record<string, number>;
+    reservations: number;
+    passing: boolean;
+    node_silence: number;
+    drain_deadline: number;
+    hold: number;
+    ageing_step: number;
+    ageing_most: number;
+  };
 }
 
 export interface Usage {
   usage: {
     project: string;
     user: string;
-    gpus: number;
     leases: number;
+    quota: Record<string, number>;
+    limit: Record<string, number>;
+    weight: number;
+    tier: number;
+    gpus: number;
+    waiting: number;
+    demand: number;
+    guaranteed: number;
+    deserved: number;
+    deserved_by_model: Record<string, number>;
+    served: number;
+    borrowed: number;
+    used: number;
+    decayed: number;
+    idle: number;
+    lost: number;
+    charged: number;
   }[];
+  accounts: {
+    project: string;
+    user: string;
+    model: string;
+    kind: string;
+    used: number;
+    decayed: number;
+    idle: number;
+    lost: number;
+  }[];
+  reclaims: number;
 }
 
 export interface Notices {
