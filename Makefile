@@ -6,12 +6,14 @@ PORT ?= 8888
 MINUTES ?= 30
 SEED ?= 1
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint chaos soak clean
 
 help:
 	@echo "make demo         install into .venv, run the tour on an embedded pool, then serve JupyterLab with it"
 	@echo "make demo ONCE=1  the same, but end after the tour; the last line is its result as JSON"
 	@echo "make test         install into .venv, check the style and run all tests"
+	@echo "make chaos        attack a pool of real processes for MINUTES with SEED; the last line is its result as JSON"
+	@echo "make soak         the tests that take longer than minutes"
 	@echo "make clean        remove what the others made"
 
 demo: $(VENV)/.demo
@@ -25,6 +27,12 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+chaos: $(VENV)/.dev
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES) --seed $(SEED)
+
+soak: $(VENV)/.dev
+	$(BIN)/python -m pytest -m soak tests
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }

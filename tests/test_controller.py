@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from jupyter_gpupool.controller.backup import backup, put_back
 from tests.pool_processes import PoolProcesses, wait_for
 
 
@@ -80,6 +81,28 @@ def test_the_controller_may_be_killed_under_load_and_nothing_that_agents_report_
         pool.call("DELETE", f"/v1/leases/{ident}")
         pool.wait_for_lease(ident, "ended")
     assert pool.call("GET", "/v1/pool")["gpus_free"] == 8
+
+
+def test_a_backup_of_a_running_pool_gives_it_back_with_what_still_runs(pool, tmp_path):
+    """What was requested after the backup is not in it: its processes are strangers, and end."""
+    kept = pool.request(name="kept")
+    before = pool.wait_for_lease(kept, "active")
+    journal, copy = pool.folder / "controller" / "journal.sqlite", tmp_path / "copy"
+    backup(journal, copy)
+    later = pool.request(name="later")
+    pool.wait_for_lease(later, "active")
+    pool.kill("controller")
+    put_back(copy, journal)
+    pool.start_controller()
+    wait_for(lambda: pool.call("GET", "/v1/pool")["gpus_free"] == 7, "what was not in the backup has ended")
+    again = pool.lease(kept)
+    assert (again["state"], again["slices"]) == ("active", before["slices"])
+    assert [each["id"] for each in pool.call("GET", "/v1/leases")["leases"] if each["state"] != "ended"] == [
+        kept
+    ]
+    assert {entry["lease"] for _, entry in pool.tables()} == {kept}
+    pool.call("DELETE", f"/v1/leases/{kept}")
+    pool.wait_for_lease(kept, "ended")
 
 
 def test_the_controllers_end_on_sigterm_is_soft_and_its_ports_stay(pool):

@@ -441,6 +441,44 @@ def test_a_backup_is_refused_rather_than_written_over_something_or_nowhere(store
         backup(tmp_path / "none", tmp_path / "new")
 
 
+def test_a_restore_that_dies_on_its_way_leaves_one_journal_or_the_other(path, tmp_path):
+    """At each call that changes a file: the journal that is there is whole, and is the old or the new one."""
+    store = Store(path)
+    store.append(Tick(now=1))
+    backup(path, tmp_path / "copy")
+    store.append(Tick(now=2))
+    script = """
+        import os, sys
+        from jupyter_gpupool.controller import backup
+        left = [int(sys.argv[3])]
+        def dying(call):
+            def wrapped(*arguments, **more):
+                if not left[0]:
+                    os.kill(os.getpid(), 9)
+                left[0] -= 1
+                return call(*arguments, **more)
+            return wrapped
+        for owner, name in ((os, "link"), (os, "unlink"), (os, "replace"), (os, "rename")):
+            setattr(owner, name, dying(getattr(owner, name)))
+        backup.put_back(sys.argv[1], sys.argv[2])
+    """
+    seen = []
+    for calls in range(30):
+        folder = tmp_path / f"at-{calls}"
+        folder.mkdir()
+        for suffix in ("", "-wal"):
+            (folder / f"journal.sqlite{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
+        words = [str(tmp_path / "copy"), str(folder / "journal.sqlite"), str(calls)]
+        command = [sys.executable, "-c", textwrap.dedent(script), *words]
+        done = subprocess.run(command, check=False, timeout=60, capture_output=True)
+        seen.append(check(folder / "journal.sqlite")["last"])
+        if not done.returncode:
+            break
+    store.close()
+    assert done.returncode == 0, done.stderr
+    assert (seen[0], seen[-1], set(seen)) == (2, 1, {1, 2})
+
+
 def test_a_damaged_backup_is_not_put_back_and_the_journal_stays(path, tmp_path):
     store = Store(path)
     store.append_many([Tick(now=n) for n in range(5)])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import getpass
 import json
 import os
@@ -41,6 +42,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--trust-users", action="store_true", help="people may share an OS user")
     parser.add_argument("--hub-api-url", default="", help="of a JupyterHub whose people are the pool's too")
     parser.add_argument("--hub-service", default="gpupool", help="the pool's name among the Hub's services")
+    parser.add_argument(
+        "--node-silence",
+        type=float,
+        default=0,
+        metavar="SECONDS",
+        help="give a node up after so long without a word; 0: as before, at first 60",
+    )
     parser.add_argument("--log", default="", help="log file; empty: standard error")
     parser.add_argument(
         "--idle-exit",
@@ -70,6 +78,7 @@ async def serve(options: argparse.Namespace) -> None:
             f"The controller cannot listen: {error.strerror or error}. Choose another --host or --comm-port."
         )
     store.put("ports", {"api": api.port, "comm": _number(controller.address)})
+    configure(options, controller)
     appoint(options.dir, controller)
     announce(options.dir, api.url, controller)
     watch = asyncio.create_task(_end_with_folder(controller, options))
@@ -81,6 +90,19 @@ async def serve(options: argparse.Namespace) -> None:
             (options.dir / FILE).unlink()
         await api.close()
         await controller.close()
+
+
+def configure(options: argparse.Namespace, controller: Controller) -> None:
+    """Let the pool go by what the command line says of it, from now on."""
+    from jupyter_gpupool.core.model import ConfigChanged
+
+    pool, silence = controller.pool, round(options.node_silence * 1000)
+    if silence and silence != pool.defaults.node_silence:
+        defaults = dataclasses.replace(pool.defaults, node_silence=silence)
+        now = controller.clock.now()
+        controller.submit(
+            ConfigChanged(now=now, cause="command line", projects=pool.projects, defaults=defaults)
+        )
 
 
 def _serve_people(options: argparse.Namespace, controller: Controller) -> Api:

@@ -64,14 +64,40 @@ def put_back(source: Path | str, journal: Path | str) -> dict[str, Any]:
         try:
             shutil.copyfile(source, part)
             part.chmod(0o600)
-            for suffix in ("", "-wal", "-shm"):
-                with contextlib.suppress(FileNotFoundError):
-                    journal.with_name(journal.name + suffix).replace(f"{journal}.before{suffix}")
-            part.replace(journal)
+            _to_disk(part)
+            _set_aside(journal)
+            part.replace(journal)  # at each moment before and after it there is one whole journal
+            _to_disk(journal.parent)
         finally:
             part.unlink(missing_ok=True)
             os.close(guard)
     return found
+
+
+def _set_aside(journal: Path) -> None:
+    """Keep a journal as `….before` as well, and leave nothing beside it that belongs to it only.
+
+    A write-ahead log that stayed beside another journal would be read into that one.
+    """
+    with contextlib.suppress(StoreError), contextlib.closing(Database(journal)) as database:
+        database.gather()
+    before = journal.with_name(journal.name + ".before")
+    for suffix in ("", "-wal", "-shm"):
+        before.with_name(before.name + suffix).unlink(missing_ok=True)
+    for suffix in ("-wal", "-shm"):  # of a journal that is damaged, or ended by force just now
+        with contextlib.suppress(FileNotFoundError):
+            journal.with_name(journal.name + suffix).replace(before.with_name(before.name + suffix))
+    with contextlib.suppress(FileNotFoundError):
+        os.link(journal, before)
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _there(path: Path | str) -> Path:

@@ -124,6 +124,15 @@ class Database:
             self._sql.backup(copy)
             copy.execute("PRAGMA journal_mode=DELETE")  # so that the copy is one file
 
+    def gather(self) -> None:
+        """Bring everything into the one file, so that no other file beside it matters.
+
+        Raises:
+            StoreError: It cannot be; the files are as they were.
+        """
+        with self.explained():
+            self._sql.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def close(self) -> None:
         """Close the connection; never fails."""
         with contextlib.suppress(sqlite3.Error):

@@ -1,0 +1,1 @@
+"""A pool of real processes under attack, and a record of what it has confirmed, kept apart from it."""
