@@ -61,6 +61,9 @@ class RequestOptions(TypedDict, total=False):
     nvlink: bool
     node: str
     exclude: list[str]
+    #: Rather on many nodes than on few; and whether shares of this lease may sit on one GPU.
+    spread: bool
+    same_device: bool
     #: "2h", "30m" or seconds.
     time_limit: str | float
     idle_timeout: str | float

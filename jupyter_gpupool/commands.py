@@ -178,6 +178,8 @@ REQUEST: tuple[Argument, ...] = (
     _asks(
         "--exclude", "not on this node or device (may be repeated)", "NAME", action="append", values="target"
     ),
+    _asks("--spread", "rather on many nodes than on few"),
+    _asks("--same-device", "shares of this lease may sit on one GPU"),
     _asks("--idle-timeout", 'give back after so long without work; "never" to keep it', "TIME"),
     _asks("--interactive", "within the quota it is never taken back", action="store_true"),
     _asks("--preemptible", "it may be taken back for others", action="store_true"),

@@ -80,9 +80,17 @@ def gpus(milli: int) -> str:
 def lease_words(lease: Mapping[str, Any]) -> str:
     """Say what a lease is and how it stands, in one line."""
     name = lease["name"] or lease["id"]
-    parts = [f"Lease {name}: {count(lease['gpus'], 'GPU')}{_where(lease)}", _stand(lease)]
+    limits = dict.fromkeys(filter(None, map(limits_words, lease["slices"])))
+    limited = f"limited by {'; '.join(limits)}" if limits else ""
+    parts = [f"Lease {name}: {count(lease['gpus'], 'GPU')}{_where(lease)}", _stand(lease), limited]
     words = ", ".join(filter(None, parts)) + "."
     return f"{words} {SIMULATED}" if lease.get("simulated") else words
+
+
+def limits_words(piece: Mapping[str, Any]) -> str:
+    """Say what keeps a slice within its part of a device: "rmm, guard"; a layer that waits says so."""
+    states = {"on": "", "ready": " once imported", "failed": " failed"}
+    return ", ".join(f"{each['layer']}{states[each['state']]}" for each in piece.get("limits") or [])
 
 
 def lease_html(lease: Mapping[str, Any]) -> str:
@@ -94,6 +102,7 @@ def lease_html(lease: Mapping[str, Any]) -> str:
         ("GPUs", lambda row: gpus(row["milli"])),
         ("memory", lambda row: gigabytes(row["vram"])),
         ("state", lambda row: row["state"]),
+        ("limited by", limits_words),
     )
     slices = html_table(columns, lease["slices"]) if lease["slices"] else ""
     return html_line(lease_words(lease)) + slices
@@ -210,8 +219,8 @@ LEASE_COLUMNS: tuple[Column, ...] = (
 
 
 def _health(device: Mapping[str, Any]) -> str:
-    flags = ", ".join(device.get("flags") or [])
-    outside = f"used from outside: {device['outside']}" if device.get("outside") else ""
+    outside = f"in use outside the pool ({device['outside']})" if device.get("outside") else ""
+    flags = ", ".join(each for each in device.get("flags") or [] if not outside or each != "outside use")
     return ", ".join(filter(None, [device["verdict"], flags, outside]))
 
 

@@ -245,6 +245,10 @@ describe('asRequest', () => {
     ],
     [{ kind: 'share', vram: '20GB', max_gpus: '8' }, { vram: '20GB' }],
     [
+      { kind: 'share', vram: '20GB', gpus: '2', same_device: true, exclude: 'node-2, node-3/gpu0' },
+      { vram: '20GB', gpus: '2', same_device: true, exclude: ['node-2', 'node-3/gpu0'] }
+    ],
+    [
       { kind: 'mig', mig: '1g.10gb', nvlink: true },
       { mig: '1g.10gb', nvlink: true }
     ]

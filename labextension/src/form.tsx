@@ -29,11 +29,15 @@ export interface IDraft {
   name: string;
   model: string;
   node: string;
+  min_vram: string;
+  exclude: string;
   max_gpus: string;
   idle_timeout: string;
   priority: string;
   same_node: boolean;
   nvlink: boolean;
+  spread: boolean;
+  same_device: boolean;
   preemptible: boolean;
 }
 
@@ -47,17 +51,21 @@ export const EMPTY: IDraft = {
   name: '',
   model: '',
   node: '',
+  min_vram: '',
+  exclude: '',
   max_gpus: '',
   idle_timeout: '',
   priority: '',
   same_node: false,
   nvlink: false,
+  spread: false,
+  same_device: false,
   preemptible: false
 };
 
 /** Fields that are sent as typed if anything is typed. */
-const TEXTS = ['time_limit', 'project', 'name', 'model', 'node', 'idle_timeout'] as const;
-const FLAGS = ['same_node', 'nvlink', 'preemptible'] as const;
+const TEXTS = ['time_limit', 'project', 'name', 'model', 'node', 'min_vram', 'idle_timeout'] as const;
+const FLAGS = ['same_node', 'nvlink', 'spread', 'same_device', 'preemptible'] as const;
 
 /** Turn what stands in the form into a request: only what was said. */
 export function asRequest(draft: IDraft): Request {
@@ -71,6 +79,13 @@ export function asRequest(draft: IDraft): Request {
     what.vram = draft.vram;
   } else {
     what.mig = draft.mig;
+  }
+  if (draft.kind !== 'whole' && draft.gpus !== '1') {
+    what.gpus = draft.gpus;
+  }
+  const exclude = draft.exclude.split(/[\s,]+/).filter(Boolean);
+  if (exclude.length > 0) {
+    what.exclude = exclude;
   }
   TEXTS.filter(name => draft[name].trim()).forEach(name => (what[name] = draft[name].trim()));
   FLAGS.filter(name => draft[name]).forEach(name => (what[name] = true));
@@ -160,7 +175,14 @@ function Form(props: IViewProps & { sent: () => void }): JSX.Element {
       <Kinds {...field} mig={known.length > 0 || model.devices.some(each => each.mig)} />
       {draft.kind === 'whole' && <Text {...field} name="gpus" label={trans.__('GPUs')} type="number" first />}
       {draft.kind === 'share' && (
-        <Text {...field} name="vram" label={trans.__('GPU memory')} hint={trans.__('for example 20GB')} />
+        <>
+          <Text {...field} name="vram" label={trans.__('GPU memory')} hint={trans.__('for example 20GB')} />
+          <p className="jp-gpupool-small">
+            {trans.__(
+              'Others may share the GPU. The limit holds by software; where MPS runs, only your own shares use it together, and a crash of one ends them all.'
+            )}
+          </p>
+        </>
       )}
       {draft.kind === 'mig' && (
         <Text {...field} name="mig" label={trans.__('MIG profile')} list={known} hint="1g.10gb" />
@@ -180,6 +202,19 @@ function Form(props: IViewProps & { sent: () => void }): JSX.Element {
         <Text {...field} name="name" label={trans.__('Name')} hint={trans.__('chosen for you')} />
         {models.length > 1 && <Choice {...field} name="model" label={trans.__('Model')} values={models} />}
         {nodes.length > 1 && <Choice {...field} name="node" label={trans.__('Node')} values={nodes} />}
+        {draft.kind !== 'whole' && <Text {...field} name="gpus" label={trans.__('How many')} type="number" />}
+        <Text
+          {...field}
+          name="min_vram"
+          label={trans.__('Memory of each GPU at least')}
+          hint={trans.__('any')}
+        />
+        <Text
+          {...field}
+          name="exclude"
+          label={trans.__('Not on')}
+          hint={trans.__('nodes or UUIDs of GPUs')}
+        />
         {draft.kind === 'whole' && (
           <Text
             {...field}
@@ -198,6 +233,10 @@ function Form(props: IViewProps & { sent: () => void }): JSX.Element {
         <Text {...field} name="priority" label={trans.__('Priority among mine')} type="number" hint="0" />
         <Check {...field} name="same_node" label={trans.__('All on one node')} />
         <Check {...field} name="nvlink" label={trans.__('All linked by NVLink')} />
+        <Check {...field} name="spread" label={trans.__('Rather on many nodes than on few')} />
+        {draft.kind === 'share' && (
+          <Check {...field} name="same_device" label={trans.__('Several shares may sit on one GPU')} />
+        )}
         <Check {...field} name="preemptible" label={trans.__('May be suspended when others need its GPUs')} />
       </details>
       {elsewhere.length > 0 && <Fault problem={new Problem(0, elsewhere)} trans={trans} />}
@@ -210,8 +249,8 @@ function Form(props: IViewProps & { sent: () => void }): JSX.Element {
 }
 
 function fieldsOf(kind: IDraft['kind']): string[] {
-  const size = { whole: ['gpus', 'max_gpus'], share: ['vram'], mig: ['mig'] }[kind];
-  return [...size, ...TEXTS, ...FLAGS, 'priority'];
+  const size = { whole: ['max_gpus'], share: ['vram'], mig: ['mig'] }[kind];
+  return ['gpus', ...size, ...TEXTS, ...FLAGS, 'exclude', 'priority'];
 }
 
 function label(draft: IDraft, trans: TranslationBundle): string {
@@ -393,7 +432,7 @@ function Kinds(props: IFieldProps & { mig: boolean }): JSX.Element {
             type="radio"
             name="jp-gpupool-kind"
             checked={draft.kind === kind}
-            onChange={() => set({ kind })}
+            onChange={() => set({ kind, gpus: '1' })}
           />
           {words}
         </label>

@@ -60,7 +60,7 @@ function DeviceHealth(props: IViewProps & { device: Device; admin: boolean }): J
   const { sign, word, mood } = state(device, trans);
   const evidence = [
     device.verdict_sentence,
-    device.outside && trans.__('In use from outside the pool: %1', device.outside),
+    device.outside && trans.__('In use outside the pool (%1)', device.outside),
     device.reading?.error && trans.__('The driver says: %1', device.reading.error)
   ].filter(Boolean);
   return (

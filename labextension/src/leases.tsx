@@ -210,6 +210,11 @@ function SliceLine(props: {
         {slice.device_name} {slice.milli < 1000 ? slice.profile || `${Math.round(slice.milli / 10)} %` : ''}
         {!running && <em>{` ${slice.state}`}</em>}
       </span>
+      {slice.limits.length > 0 && (
+        <span className="jp-gpupool-small" title={slice.limits.map(each => each.sentence).join('\n')}>
+          {trans.__('limited by %1', slice.limits.map(each => each.layer).join(', '))}
+        </span>
+      )}
       {reading && (
         <span className="jp-gpupool-Tile-meters">
           <Meter

@@ -228,7 +228,7 @@ export function state(
     return { sign: '⊘', word: trans.__('cordoned'), mood: 'warn' };
   }
   if (device.outside && device.verdict === 'fine') {
-    return { sign: '!', word: trans.__('used from outside'), mood: 'warn' };
+    return { sign: '!', word: trans.__('in use outside'), mood: 'warn' };
   }
   return verdicts(trans)[device.verdict];
 }
@@ -300,7 +300,7 @@ function Details(props: {
     [trans.__('Health'), `${sign} ${word}${device.verdict_sentence ? `: ${device.verdict_sentence}` : ''}`],
     ...device.parts.map((each): [string, string] => [trans.__('In use'), partWords(each, trans)]),
     ...(device.cordoned ? [[trans.__('Cordoned'), device.cordoned] as [string, string]] : []),
-    ...(device.outside ? [[trans.__('Outside'), device.outside] as [string, string]] : []),
+    ...(device.outside ? [[trans.__('In use outside the pool'), device.outside] as [string, string]] : []),
     ['UUID', device.uuid]
   ];
   return (
