@@ -314,7 +314,8 @@ def trial_words(answer: Mapping[str, Any]) -> list[str]:
         return ["It would start now."]
     when = from_now(answer.get("expected_start")) or "at a time that nobody can tell"
     place = f", at place {answer['place']} in the queue" if answer.get("place") else ""
-    return [f"It would wait and start {when}{place}.", *(each["sentence"] for each in answer["reasons"])]
+    reasons = [" ".join(filter(None, (each["sentence"], each["advice"]))) for each in answer["reasons"]]
+    return [f"It would wait and start {when}{place}.", *reasons]
 
 
 # ------------------------------------------------------------------------------------------------------ lists

@@ -73,7 +73,9 @@ def in_notebook(shell, capsys, command, **what):
 
 
 def flags(what):
-    return [f"--{name.replace('_', '-')}={value}" for name, value in what.items()]
+    return [
+        f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in what.items()
+    ]
 
 
 # ----------------------------------------------------------------------------------------- what cannot be had
@@ -104,6 +106,29 @@ def flags(what):
         ({"memory": "900TB"}, "The largest has "),
         ({"time_limit": "soon"}, "'soon' is not a length of time. Give one with its unit, such as 2h or 30m"),
         ({"time_limit": "90d"}, "2160 hours are more than the 168 allowed. Ask for at most 168 hours"),
+        ({"vram": "200GB"}, "No GPU of the pool has 200 GB: 85.52 GB is the most. Ask for at most 85GB."),
+        (
+            {"min_vram": "81GiB"},
+            "No GPU of the pool has 86.97 GB: 85.52 GB is the most. Ask for at most 85GB.",
+        ),
+        (
+            {"mig": "1g.10gb"},
+            "No GPU of the pool is in MIG mode. Ask for a share instead: gpus=0.5, or vram.",
+        ),
+        (
+            {"node": "node-1", "exclude": "node-1"},
+            "No GPU of the pool meets node, exclude together. Such GPUs are on: node-1, node-2.",
+        ),
+        ({"exclude": "node-9"}, "The pool has no node or device 'node-9'. Its nodes: node-1, node-2;"),
+        (
+            {"vram": "9GB", "gpus": 2, "nvlink": True},
+            "Shares are not placed by NVLink: nvlink is for whole GPUs. Leave out nvlink, or ask for whole",
+        ),
+        (
+            {"gpus": 5, "same_node": True},
+            "5 GPUs: there are at most 4 such GPUs on one node. Ask for at most 4, or without same_node.",
+        ),
+        ({"isolated": True}, "isolated=true does not say how much memory the instance must have. Give vram"),
         ({"name": "two words"}, "'two words' cannot be the name of a lease. Use up to 63 letters"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",

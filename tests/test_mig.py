@@ -7,10 +7,11 @@ import dataclasses
 import pytest
 
 from jupyter_gpupool.core import mig
-from jupyter_gpupool.core.model import GB, GIB, MIB, WHOLE, Instance, MigProfile, Reason
+from jupyter_gpupool.core.model import GB, GIB, HOUR, MIB, MINUTE, WHOLE, Instance, MigProfile, Reason
 from jupyter_gpupool.core.placement import feasible_ever
 from jupyter_gpupool.core.whynot import nearest, why_not
 from tests.placing import cluster_of, node, parts_of, request, take
+from tests.pool_helpers import World
 
 #: Model, bytes, and the names of its profiles from the smallest.
 MODELS = [
@@ -269,3 +270,14 @@ def test_a_missing_instance_names_the_nearest_smaller_one():
     wanted = request(mig="4g.20gb")
     assert nearest(wanted, cluster) == "A 2g.10gb is free on node-2."
     assert {refusal.reason for refusal in why_not(wanted, cluster)} == {Reason.NO_MIG_ROOM}
+
+
+def test_a_wait_names_the_nearest_smaller_one_and_how_long_the_right_one_takes():
+    world = World(node("node-1", 1, "A100-40GB", mig=True), node("node-2", 1, "A100-40GB", mig=True))
+    world.ask("large", mig="7g.40gb", milli=0, node="node-1", time_limit=38 * MINUTE)
+    for each in range(4):
+        world.ask(f"y{each}", mig="1g.5gb", milli=0, node="node-2", time_limit=5 * HOUR)
+    world.ask("mine", mig="4g.20gb", milli=0)
+    [first, *_] = world.pool.explain("mine", world.now).reasons
+    assert first.reason is Reason.NO_MIG_ROOM
+    assert first.advice == "A 2g.10gb is free on node-2, or wait about 40 min."

@@ -7,6 +7,7 @@ import hashlib
 import json
 import secrets
 import time
+from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from jupyter_gpupool.controller.fields import Field
 from jupyter_gpupool.controller.parse import Asker, parse_change, parse_request
 from jupyter_gpupool.controller.problems import Problem, Trouble, unknown_lease
 from jupyter_gpupool.controller.router import Answer, Call, Route, accepted, cause, submit
+from jupyter_gpupool.controller.routes_admin import resolve
 from jupyter_gpupool.controller.store import Once
 from jupyter_gpupool.core.model import (
     LeaseExtended,
@@ -105,7 +107,21 @@ def _parsed(call: Call) -> Request:
     wanted, wrong = parse_request(call.body, asker)
     if wanted is None:
         raise Problem.refused(wrong)
-    return wanted
+    return replace(wanted, exclude=tuple(_excluded(face, each) for each in wanted.exclude))
+
+
+def _excluded(face: ControllerFace, name: str) -> str:
+    """Return the node or UUID that a name to be left out stands for.
+
+    Raises:
+        Problem: It stands for nothing, so that leaving it out would change nothing.
+    """
+    if not face.pool.nodes:
+        return name
+    try:
+        return resolve(face.pool, name)
+    except Problem as no:
+        raise Problem(Reason.UNKNOWN_NODE, no.sentence, no.advice, field="exclude") from None
 
 
 def _new_id(face: ControllerFace) -> str:

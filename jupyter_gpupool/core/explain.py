@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from jupyter_gpupool.core.tree import Tenant
 
 
+#: Reasons to wait that are about room: there may be some for something else.
+LACKING = (Reason.NO_ROOM, Reason.NO_MIG_ROOM, Reason.NO_CPUS, Reason.NO_HOST_MEMORY)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """Why a lease or request is where it is."""
@@ -58,6 +62,7 @@ def explain(state: State, lease: Lease, now: int) -> Explanation:
     book = elastic.heads(state).resolve()
     reasons = tuple(_reasons(state, lease, ahead, book))
     start = _start(state, lease, ahead, book, reasons)
+    reasons = tuple(_or_wait(each, start - state.now) for each in reasons)
     words = tuple(each.sentence for each in reasons)
     return Explanation(
         starts_now=False, place=len(ahead) + 1, expected_start=start, reasons=reasons, sentences=words
@@ -100,6 +105,27 @@ def _start(
         return forecast.within_limit(state, lease)
     kept = {each.lease.id: each.start for each in book}
     return kept.get(lease.id) or forecast.starts(state, [*ahead, lease])[lease.id]
+
+
+def _or_wait(refusal: Refusal, left: int) -> Refusal:
+    """Add to the nearest thing that would start now how long it takes to get what was asked for."""
+    if refusal.reason not in LACKING or left <= 0:
+        return refusal
+    wait = f"wait about {_about(left)}."
+    nearest = refusal.advice.removesuffix(".")
+    return replace(refusal, advice=f"{nearest}, or {wait}" if nearest else wait.capitalize())
+
+
+def _about(left: int) -> str:
+    """Milliseconds in words, as exactly as such a forecast is worth.
+
+    >>> _about(38 * 60_000), _about(3 * 3_600_000 + 1), _about(1)
+    ('40 min', '4 h', '1 min')
+    """
+    minutes = -(-left // 60_000)
+    if minutes > 120:
+        return f"{-(-minutes // 60)} h"
+    return f"{minutes if minutes <= 10 else -(-minutes // 5) * 5} min"
 
 
 def _reasons(state: State, lease: Lease, ahead: list[Lease], book: list[Reservation]) -> Iterator[Refusal]:
