@@ -224,6 +224,26 @@ async def test_a_finding_of_an_agent_s_goes_to_whom_it_concerns(tmp_path):
 
 
 @pytest.mark.asyncio
+async def test_an_owner_is_told_at_once_of_actors_that_keep_a_worker_from_leaving(tmp_path):
+    async with running(tmp_path) as kit:
+        kit.controller.keys.note_head("node-2")
+        lease = await kit.ask("ann", gpus=1, name="sweep", time_limit="1h")
+        said = {
+            "report": "actors_stay",
+            "slice": f"{lease['id']}/0",
+            "actors": {"Counter-1": "a file is open"},
+        }
+        for node in ("node-1", "node-2"):
+            kit.controller.hearing._take(node, {**said, "seconds": 540})  # only its home may say so
+        told = [each for each in await _notices(kit, "ann") if "cannot move" in each]
+        assert len(told) == 1
+        assert told[0].startswith(
+            "sweep: actors on node-1/gpu0 cannot move (Counter-1); the worker waits 540 s"
+        )
+        assert not any("cannot move" in each for each in await _notices(kit, "ben"))
+
+
+@pytest.mark.asyncio
 async def test_a_verdict_that_is_only_said_again_is_told_to_nobody_twice(tmp_path):
     async with running(tmp_path) as kit:
         change = Bench().xid(79).changes

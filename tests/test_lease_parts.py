@@ -38,6 +38,15 @@ SCHEDULER, WORKER = Entry("a", "a", "me"), Entry("a/0", "a", "me", {"id": "a/0"}
             {"report": "lease_idle", "since": 5, "lease": "a"},
             id="idle",
         ),
+        pytest.param(
+            SCHEDULER,
+            {"report": "stays", "slice": "a/1", "actors": {"c-1": "no"}, "seconds": 9.5},
+            {"report": "actors_stay", "slice": "a/1", "actors": {"c-1": "no"}, "seconds": 9, "lease": "a"},
+            id="actors that cannot move",
+        ),
+        pytest.param(
+            SCHEDULER, {"report": "stays", "slice": "a/1", "actors": 7, "seconds": 1}, None, id="or nonsense"
+        ),
         pytest.param(SCHEDULER, {"report": "idle", "since": "long"}, None, id="idle since nobody knows when"),
         pytest.param(
             SCHEDULER,

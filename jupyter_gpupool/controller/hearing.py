@@ -8,6 +8,7 @@ Rule 2: a node that presents itself is told what it may have missed, and what it
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import time
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,7 @@ class Hearing:
             "layers": self.overuse.take_layers,
             "over_share": self.overuse.take_over,
             "stray": self.overuse.take_stray,
+            "actors_stay": self._take_actors,
         }
 
     def on_reports(self, worker: str = "", reports: Any = (), **_more: Any) -> None:
@@ -176,6 +178,23 @@ class Hearing:
 
     def _take_finding(self, _node: str, report: Message) -> None:
         self._controller.fitness.found(report)
+
+    def _take_actors(self, node: str, report: Message) -> None:
+        """Tell an owner of actors that cannot move off a worker that is to leave."""
+        pool, part = self._controller.pool, str(report.get("slice"))
+        lease = pool.leases.get(part.rpartition("/")[0])
+        if lease is None or part not in lease.slices or self._controller.home(lease.id) != node:
+            raise BadReportError(f"actors of {part} are not for {node} to speak of")
+        actors = {str(key): str(why) for key, why in dict(report.get("actors") or {}).items()}
+        keys = ", ".join(actors)[:LONGEST]
+        sentence = (
+            f"{lease.request.name}: actors on {pool.device_name(lease.slices[part].device)} cannot move "
+            f"({keys}); the worker waits {int(report.get('seconds') or 0)} s for you to release them. "
+            "An actor whose class has checkpoint() and restore(state) would have been moved."
+        )
+        data = json.dumps({"slice": part, "actors": actors})
+        user, kind = lease.request.user, Notice.MIGRATING
+        self._tell(Notify(user=user, notice=kind, lease=lease.id, sentence=sentence, data=data))
 
     def _warn(self, sentence: str) -> None:
         """Tell the administrators something that is no pool event."""

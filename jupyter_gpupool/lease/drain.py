@@ -20,8 +20,10 @@ from distributed.active_memory_manager import (
 )
 from distributed.core import Status
 
+from jupyter_gpupool.lease.actors import ActorMoves
+
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from distributed.scheduler import Scheduler, TaskState, WorkerState
 
@@ -83,13 +85,13 @@ def lift_restrictions(scheduler: Scheduler, address: str) -> None:
 
 
 def _unique(worker: WorkerState) -> list[TaskState]:
-    """What is in no other worker's memory."""
-    return [task for task in worker.has_what if len(task.who_has or ()) == 1]
+    """What is in no other worker's memory; of an actor here others only have the means to call it."""
+    return [task for task in worker.has_what if len(task.who_has or ()) == 1 or task in worker.actors]
 
 
 def _is_safe(task: TaskState, worker: WorkerState, scheduler: Scheduler) -> bool:
-    """Whether a worker that stays has a copy."""
-    return bool((task.who_has or set()) & scheduler.running - {worker})
+    """Whether a worker that stays has a copy; none has of an actor."""
+    return task not in worker.actors and bool((task.who_has or set()) & scheduler.running - {worker})
 
 
 def _is_gone(task: TaskState, worker: WorkerState) -> bool:
@@ -126,13 +128,31 @@ class _Move(ActiveMemoryManagerPolicy):
 class Retirement:
     """One worker that leaves with its tasks ended and its data moved, up to a deadline."""
 
-    def __init__(self, scheduler: Scheduler, worker: WorkerState, deadline_s: float, why: str) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        worker: WorkerState,
+        deadline_s: float,
+        why: str,
+        stays: Callable[[dict[Any, str], float], None],
+    ) -> None:
+        """Prepare it.
+
+        Args:
+            scheduler: The lease's.
+            worker: The worker.
+            deadline_s: Seconds that it gets.
+            why: For the log.
+            stays: Called with the actors that cannot move and why, and the seconds that they are waited for.
+        """
         self._scheduler = scheduler
         self._worker = worker
         self._deadline = time.monotonic() + deadline_s
         self._why = why
         #: Keys of tasks that the worker has begun, as it says.
         self._begun: set[Any] = set()
+        self._actors = ActorMoves(scheduler, worker)
+        self._stays, self._told = stays, 0
         self._memory = ActiveMemoryManagerExtension(
             scheduler, policies={_Move(worker.address)}, register=False, start=False
         )
@@ -156,6 +176,7 @@ class Retirement:
                 await asyncio.sleep(self._pause())
             return await self._let_go()
         finally:
+            self._actors.stop()
             shuffles.leaving.discard(self._worker.address)
 
     def answered(self, key: Any, state: str | None, stimulus: str) -> None:
@@ -190,13 +211,19 @@ class Retirement:
         self._scheduler.worker_send(self._worker.address, message)
 
     def _move(self) -> None:
+        """Move results and actors, and say once more when there is one more that cannot be moved."""
         self._memory.run_once()
+        self._actors.run_once()
+        if len(self._actors.stay) > self._told:
+            self._told = len(self._actors.stay)
+            self._stays(self._actors.stay, max(0.0, self._deadline - time.monotonic()))
 
     def _has_more(self) -> bool:
-        return bool(self._worker.processing) or any(True for _ in self._stranded())
+        moving = self._actors.under_way()
+        return moving or bool(self._worker.processing) or any(True for _ in self._stranded())
 
     def _stranded(self) -> Iterator[TaskState]:
-        """What no worker that stays has a copy of; an actor cannot be copied, and is waited for."""
+        """What no worker that stays has a copy of; an actor that does not move is waited for."""
         return (task for task in self._worker.has_what if not _is_safe(task, self._worker, self._scheduler))
 
     def _take_back(self) -> None:

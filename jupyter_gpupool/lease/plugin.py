@@ -7,6 +7,7 @@ process spoilt.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from typing import TYPE_CHECKING, Any
@@ -202,8 +203,8 @@ class LeasePlugin(SchedulerPlugin):
         worker = self._find(part)
         drained = Drained()
         if worker is not None:
-            kind = Suspension if suspend else Retirement
-            retirement = self._retiring[part] = kind(self._scheduler, worker, deadline_s, why)
+            kind, stays = Suspension if suspend else Retirement, functools.partial(self._say_stays, part)
+            retirement = self._retiring[part] = kind(self._scheduler, worker, deadline_s, why, stays)
             try:
                 drained = await retirement.run()
             finally:
@@ -213,6 +214,10 @@ class LeasePlugin(SchedulerPlugin):
             await asyncio.shield(self._dropping[part])
         self._drained.setdefault(part, drained)
         self._say(_report(part, self._drained[part]))
+
+    def _say_stays(self, part: str, actors: dict[Any, str], seconds: float) -> None:
+        said = {str(key): why for key, why in actors.items()}
+        self._say({"report": "stays", "slice": part, "actors": said, "seconds": int(seconds)})
 
     def _answered(self, key: Any, state: str | None, stimulus: str, worker: str | None) -> None:
         for part, retirement in self._retiring.items():

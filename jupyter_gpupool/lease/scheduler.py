@@ -7,6 +7,7 @@ agent of its node over one socket and outlives that agent.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import hmac
 import ipaddress
@@ -23,6 +24,7 @@ from distributed import Scheduler
 from distributed.scheduler import DEFAULT_EXTENSIONS
 from tornado.web import ErrorHandler
 
+from jupyter_gpupool.lease.actors import holder
 from jupyter_gpupool.lease.link import Link
 from jupyter_gpupool.lease.plugin import LeasePlugin
 from jupyter_gpupool.lease.settings import SETTINGS, security
@@ -44,6 +46,8 @@ class LeaseScheduler(Scheduler):
 
     def __init__(self, *, secret: str, dashboard_tls: ssl.SSLContext | None, **options: Any) -> None:
         self._dashboard_tls = dashboard_tls
+        #: Calls that are passed on for clients, by worker.
+        self.proxied: collections.Counter[str] = collections.Counter()
         known = {**DEFAULT_EXTENSIONS, "shuffle": LeaseShuffles}
         if not dask.config.get("distributed.scheduler.work-stealing"):
             known.pop("stealing", None)
@@ -81,6 +85,17 @@ class LeaseScheduler(Scheduler):
         """Take in data from outside, which cannot be computed again."""
         super().update_data(who_has=who_has, nbytes=nbytes, client=client)
         self.pool.holdings.note(who_has)
+
+    async def proxy(self, msg: dict[str, Any], worker: str, serializers: Any = None) -> Any:
+        """Pass a call on to a worker; one to an actor goes where that is now."""
+        task = self.tasks.get(msg.get("actor"))
+        home = holder(task) if task is not None and task.actor else None
+        worker = home.address if home else worker
+        self.proxied[worker] += 1
+        try:
+            return await super().proxy(msg, worker, serializers)
+        finally:
+            self.proxied[worker] -= 1
 
     def start_http_server(
         self, routes: Any, dashboard_address: Any, default_port: int = 0, ssl_options: Any = None

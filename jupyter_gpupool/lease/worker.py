@@ -25,6 +25,7 @@ from distributed.worker_state_machine import ExecuteFailureEvent, RescheduleEven
 from jupyter_gpupool.core.faults import SUSPECT, classify_error, is_hardware, needs_restart, runs_again
 from jupyter_gpupool.core.model import Verdict
 from jupyter_gpupool.lease import limits, process
+from jupyter_gpupool.lease.actors import WorkerActors
 from jupyter_gpupool.lease.link import ask, tell
 from jupyter_gpupool.lease.settings import HEARTBEAT, PATIENCE
 from jupyter_gpupool.versions import versions
@@ -61,6 +62,7 @@ class LeaseWorker(Worker):
         self._began = time.monotonic()
         self._beating = False
         self.handlers["gpupool_restart"] = self.restart_anew
+        self.actors = WorkerActors(self)
         self.handlers["gpupool_environment"] = self.environment
         self.handlers["gpupool_hold"] = self.hold
 
@@ -136,11 +138,23 @@ class LeaseWorker(Worker):
             comm.abort()
             raise CommClosedError(f"results on {self.name} cannot be read: {error}") from error
 
-    async def actor_execute(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+    async def actor_execute(self, actor: Any = None, **options: Any) -> dict[str, Any]:
         """Call an actor; its caller gets its error, and the node hears of one that may be the GPU's."""
-        answer: dict[str, Any] = await super().actor_execute(*arguments, **options)
+        with self.actors.asked():
+            if address := await self.actors.whereabouts(actor):
+                return await self.actors.pass_on(address, "actor_execute", {"actor": actor, **options})
+            with self.actors.calling(actor):
+                answer: dict[str, Any] = await super().actor_execute(actor=actor, **options)
         if answer.get("status") == "error":
             self._ongoing_background_tasks.call_soon(self._judge, _unpack(answer["exception"]), None)
+        return answer
+
+    async def actor_attribute(self, actor: Any = None, **options: Any) -> dict[str, Any]:
+        """Read an attribute of an actor, which may have moved."""
+        with self.actors.asked():
+            if address := await self.actors.whereabouts(actor):
+                return await self.actors.pass_on(address, "actor_attribute", {"actor": actor, **options})
+        answer: dict[str, Any] = super().actor_attribute(actor=actor, **options)
         return answer
 
     async def _judge(self, error: BaseException, key: Any) -> bool:

@@ -30,7 +30,7 @@ def read_claim(entry: Entry, message: dict[str, Any]) -> dict[str, Any] | None:
         return None
     try:
         report = read(entry, message)
-    except (TypeError, ValueError, KeyError):
+    except (TypeError, ValueError, KeyError, AttributeError):
         return None
     return None if report is None else {**report, "lease": entry.lease}
 
@@ -47,6 +47,15 @@ def _drained(entry: Entry, message: dict[str, Any]) -> dict[str, Any] | None:
     forced, lost = (_keys(message.get(name)) for name in ("forced", "lost"))
     work = max(0, min(int(message.get("work") or 0), _MOST_WORK))
     return {"report": "slice_drained", "slice": part, "forced": forced, "lost": lost, "work": work}
+
+
+def _stays(entry: Entry, message: dict[str, Any]) -> dict[str, Any] | None:
+    """Say which actors keep a worker that is to leave, and why they cannot move."""
+    part, actors = message["slice"], message["actors"]
+    if not entry.is_scheduler or not isinstance(part, str) or part.rpartition("/")[0] != entry.lease:
+        return None
+    said = {text(key): text(why) for key, why in list(actors.items())[:_KEYS]}
+    return {"report": "actors_stay", "slice": part, "actors": said, "seconds": int(message["seconds"])}
 
 
 def _keys(value: Any) -> list[str]:
@@ -77,4 +86,11 @@ def _first_task(entry: Entry, _: dict[str, Any]) -> dict[str, Any] | None:
     return None if entry.is_scheduler else {"report": "first_task", "slice": entry.key}
 
 
-_CLAIMS = {"drained": _drained, "idle": _idle, "busy": _busy, "holds": _holds, "first_task": _first_task}
+_CLAIMS = {
+    "drained": _drained,
+    "idle": _idle,
+    "busy": _busy,
+    "holds": _holds,
+    "first_task": _first_task,
+    "stays": _stays,
+}
