@@ -148,12 +148,12 @@ async def test_a_mig_instance_is_made_once_remembered_and_destroyed(tmp_path):
     environ = {**os.environ, **simulated.environment(machines, "node-1")}
     made = Instances(tmp_path / "instances.json", environ)
     wanted = encode(Instance(profile="1g.10gb", start=0, size=1))
-    uuid, why = await made.create(device, wanted)
-    assert uuid.startswith("MIG-"), why
-    assert (await made.create(device, wanted)) == (uuid, ""), "an order may come twice"
+    there, why = await made.create(device, wanted)
+    assert there.uuid.startswith("MIG-"), why
+    assert there.gpu_instance >= 0, "by which NVML events name it"
+    assert (await made.create(device, wanted)) == (there, ""), "an order may come twice"
     _, why = await made.create(device, encode(Instance(profile="7g.80gb", start=0, size=8)))
     assert why, "there is no room for it, and the driver says so"
-    there = Instance(profile="1g.10gb", start=0, size=1, uuid=uuid)
     whole = dataclasses.replace(a_device(), instances=(there, dataclasses.replace(there, uuid="MIG-older")))
     again = Instances(tmp_path / "instances.json", environ)
     assert [each.uuid for each in again.offered(whole).instances] == ["MIG-older"]
@@ -169,7 +169,7 @@ def _fitness(path: Path, reports: list[dict]) -> Fitness:
     async def poll() -> None:
         """A driver that answers with nothing new."""
 
-    return Fitness(path, "node-1", reports.append, poll, lambda device: ["ann"])
+    return Fitness(path, "node-1", reports.append, poll, lambda *_: ["ann"])
 
 
 @pytest.mark.asyncio

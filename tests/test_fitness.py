@@ -9,7 +9,15 @@ import time
 import pytest
 
 from jupyter_gpupool.controller.fitness import FILE, ThresholdsError, read_thresholds
-from jupyter_gpupool.core.model import NvmlEvent, Reading, Verdict
+from jupyter_gpupool.core.model import (
+    GB,
+    InstanceCreated,
+    Node,
+    NvmlEvent,
+    Reading,
+    RestartWorker,
+    Verdict,
+)
 from jupyter_gpupool.node import fitness as module
 from jupyter_gpupool.node.fitness import Fitness, now_ms
 from jupyter_gpupool.node.lease_table import Entry
@@ -28,7 +36,7 @@ class Agent:
     def __init__(self, folder, users=("ann",), **options):
         self.reports, self.answers = [], []
         self.fitness = Fitness(
-            folder / "health.json", "node-1", self.reports.append, self.poll, lambda _: users, **options
+            folder / "health.json", "node-1", self.reports.append, self.poll, lambda *_: users, **options
         )
         self.devices = gpus(2)
         self.fitness.on_devices(tuple(self.devices))
@@ -269,6 +277,28 @@ def test_a_restart_concerns_the_worker_of_a_whole_gpu():
     world = World(node(gpus=1))
     world.ask("one")
     assert kinds(world.verdict("GPU-node-1-0", Verdict.RESTART_WORKER)) == ["RestartWorker"]
+
+
+@pytest.mark.parametrize(
+    ("code", "instance", "restarted"),
+    [
+        pytest.param(31, 7, ["two/0"], id="its instance's"),
+        pytest.param(94, -1, ["one/0", "two/0"], id="all where it is the whole device's"),
+        pytest.param(31, 3, [], id="nobody's where nobody has the instance"),
+    ],
+)
+def test_an_event_on_a_device_in_mig_mode_restarts_the_workers_that_it_concerns(code, instance, restarted):
+    """The pool makes two instances; the driver numbers them, and names one in its event, or none."""
+    device = gpus(1, mig=True, mig_managed=True)[0]
+    world = World(Node(name="node-1", devices=(device,), cpus=64_000, memory=512 * GB))
+    for number, (name, user) in enumerate((("one", "ann"), ("two", "ben"))):
+        world.ask(name, user=user, mig="1g.10gb")
+        world.send(InstanceCreated, slice=f"{name}/0", uuid=f"MIG-{name}", gpu_instance=6 + number)
+    bench = Bench(mig=True, count=1)
+    [change] = bench.xid(code, instance=instance).changes
+    assert change.verdict is Verdict.RESTART_WORKER
+    told = world.verdict(device.uuid, change.verdict, evidence=change.evidence)
+    assert [each.slice for each in told if isinstance(each, RestartWorker)] == restarted
 
 
 def test_a_tenant_s_fault_restarts_no_neighbour_s_worker():

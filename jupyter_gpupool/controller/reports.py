@@ -142,6 +142,11 @@ def _holds(said: Said) -> PoolEvent:
     return LeaseHolds(**said.head, lease=said.text("lease"), parts=parts, count=count, size=size)
 
 
+def _instance_created(said: Said) -> PoolEvent:
+    number = said.number("gpu_instance") if "gpu_instance" in said.report else -1
+    return InstanceCreated(**said.head, slice=said.text("slice"), uuid=said.text("uuid"), gpu_instance=number)
+
+
 #: Report -> who may say it, and the pool event that it is.
 TABLE: dict[str, tuple[Callable[[Said], bool], Callable[[Said], PoolEvent]]] = {
     "joined": (_anybody, _joined),
@@ -179,7 +184,7 @@ TABLE: dict[str, tuple[Callable[[Said], bool], Callable[[Said], PoolEvent]]] = {
     ),
     "instance_created": (
         _own_slice,
-        lambda said: InstanceCreated(**said.head, slice=said.text("slice"), uuid=said.text("uuid")),
+        _instance_created,
     ),
     "instance_failed": (
         _own_slice,

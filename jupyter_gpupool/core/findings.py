@@ -56,7 +56,7 @@ def evidence(seen: History, incident: Incident | None) -> str:
     data = {
         "rule": seen.rule,
         "since": seen.since,
-        # Which slices of a device in MIG mode are concerned: see `health.concerned`.
+        # By this `nodes` finds which slices of a device in MIG mode are concerned.
         "instance": incident.instance if incident else -1,
         "programs": incident.programs if incident else _programs_of(seen),
         "incidents": [asdict(each) for each in latest],

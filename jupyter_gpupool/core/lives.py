@@ -334,7 +334,7 @@ def on_instance_created(state: State, event: InstanceCreated) -> None:
     if not found or not instance or instance.uuid:
         return
     lease, slice_ = found
-    instance = dataclasses.replace(instance, uuid=event.uuid)
+    instance = dataclasses.replace(instance, uuid=event.uuid, gpu_instance=event.gpu_instance)
     lease.slices[slice_.id] = fresh = dataclasses.replace(slice_, instance=instance)
     state.touch(lease)
     grants.add_slice(state, lease, fresh)

@@ -176,6 +176,8 @@ class Instance:
     memory: int = 0
     #: The pool makes it for a slice and destroys it afterwards; else it was there before and stays.
     made: bool = False
+    #: The driver's number of it, by which NVML events name it; -1: it is not known.
+    gpu_instance: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -641,6 +643,7 @@ class InstanceCreated(PoolEvent):
 
     slice: str
     uuid: str
+    gpu_instance: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,9 @@ Not its business: what makes a device unfit (`health`).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 from typing import TYPE_CHECKING
 
 from jupyter_gpupool.core import grants, lives, replace
@@ -29,6 +31,7 @@ from jupyter_gpupool.core.model import (
     Verdict,
 )
 from jupyter_gpupool.core.state import WORKING, DeviceRecord, Lease, Leaving, NodeRecord, NodeState
+from jupyter_gpupool.core.xids import concerned
 
 if TYPE_CHECKING:
     from jupyter_gpupool.core.model import (
@@ -286,17 +289,25 @@ def on_verdict(state: State, event: VerdictChanged) -> None:
 
 
 def _restart_worker(state: State, event: VerdictChanged) -> None:
-    """Restart the worker on a device, unless leases share it.
+    """Restart the worker on a device; in MIG mode those on the instance that the driver names, or all.
 
-    Nobody can then say whose process has failed. Each finds out by its own errors, so that the fault of one
-    tenant restarts no other's worker.
+    Where leases share a device in another way, nobody can say whose process has failed. Each finds out by its
+    own errors, so that the fault of one tenant restarts no other's worker.
     """
     there = slices_on(state, event.device)
-    if len({lease.id for lease, _ in there}) > 1:
-        return
+    shared = any(slice_.instance is None for _, slice_ in there) and len({lease.id for lease, _ in there}) > 1
+    numbers = [(each.id, each.instance.gpu_instance if each.instance else -1) for _, each in there]
+    named = () if shared else concerned(_instance_of(event), numbers)
     for lease, slice_ in there:
-        if slice_.state is SliceState.RUNNING:
+        if slice_.id in named and slice_.state is SliceState.RUNNING:
             state.emit(RestartWorker, lease=lease.id, slice=slice_.id, node=slice_.node, why=event.sentence)
+
+
+def _instance_of(event: VerdictChanged) -> int:
+    """Return the MIG instance that a verdict is about, or -1: the whole device."""
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        return int(json.loads(event.evidence).get("instance", -1))
+    return -1
 
 
 def move(state: State, target: str, leaving: Leaving) -> None:

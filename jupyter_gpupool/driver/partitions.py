@@ -146,25 +146,37 @@ def _place(api: Any, part: Any, profile: Profile, usable: dict[int, Any]) -> Ins
         size=int(info.placement.size),
         uuid=text(api.nvmlDeviceGetUUID(device)) if device is not None else "",
         memory=profile.said.memory,
+        gpu_instance=int(info.id),
     )
 
 
 def _arranged(api: Any, known: tuple[Profile, ...], usable: dict[int, Any]) -> list[Instance]:
     by_name = {profile.said.name: profile for profile in known}
-    named = [(_profile_name(api, device), text(api.nvmlDeviceGetUUID(device))) for device in usable.values()]
-    wanted = [(by_name[name], uuid) for name, uuid in named if name in by_name]
+    named = [
+        (_profile_name(api, device), text(api.nvmlDeviceGetUUID(device)), number)
+        for number, device in usable.items()
+    ]
+    wanted = [(by_name[name], uuid, number) for name, uuid, number in named if name in by_name]
     wanted.sort(key=lambda each: (-each[0].said.size, len(each[0].said.starts), each[1]))
     taken: set[int] = set()
-    return [found for profile, uuid in wanted if (found := _fit(profile, uuid, taken)) is not None]
+    fitted = (_fit(profile, uuid, number, taken) for profile, uuid, number in wanted)
+    return [found for found in fitted if found is not None]
 
 
-def _fit(profile: Profile, uuid: str, taken: set[int]) -> Instance | None:
+def _fit(profile: Profile, uuid: str, number: int, taken: set[int]) -> Instance | None:
     said = profile.said
     for start in reversed(said.starts):
         slots = set(range(start, start + said.size))
         if not slots & taken:
             taken |= slots
-            return Instance(profile=said.name, start=start, size=said.size, uuid=uuid, memory=said.memory)
+            return Instance(
+                profile=said.name,
+                start=start,
+                size=said.size,
+                uuid=uuid,
+                memory=said.memory,
+                gpu_instance=number,
+            )
     return None
 
 

@@ -319,10 +319,11 @@ class Agent:
         logger.error("%s", order.get("why"))
 
     async def _create_instance(self, order: Message) -> None:
-        said = {"slice": str(order.get("slice"))}
-        uuid, why = await self._instances.create(str(order.get("device")), order.get("instance") or {})
-        if uuid:
-            self._connection.outbox.put({"report": "instance_created", **said, "uuid": uuid})
+        said: Message = {"slice": str(order.get("slice"))}
+        made, why = await self._instances.create(str(order.get("device")), order.get("instance") or {})
+        if made is not None:
+            said |= {"uuid": made.uuid, "gpu_instance": made.gpu_instance}
+            self._connection.outbox.put({"report": "instance_created", **said})
         else:
             self._connection.outbox.put({"report": "instance_failed", **said, "why": why})
 

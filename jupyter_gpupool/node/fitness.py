@@ -47,7 +47,7 @@ class Fitness:
         node: The node's name.
         report: Called with each changed verdict and each finding, as a report.
         poll: Asks the driver for readings now.
-        users_on: Says whose work is on a device.
+        users_on: Says whose work is on a device, or on the MIG instance of it that an NVML event names.
         interval_s: Seconds between two readings.
     """
 
@@ -57,7 +57,7 @@ class Fitness:
         node: str,
         report: Callable[[dict[str, Any]], None],
         poll: Callable[[], Awaitable[Any]],
-        users_on: Callable[[str], Iterable[str]],
+        users_on: Callable[[str, int], Iterable[str]],
         *,
         interval_s: float = 15.0,
     ) -> None:
@@ -97,7 +97,7 @@ class Fitness:
 
     def on_event(self, event: NvmlEvent) -> None:
         """Take what the driver announces."""
-        self._follow(self._judge.event(event, self._users_on(event.device)))
+        self._follow(self._judge.event(event, self._users_on(event.device, event.gpu_instance)))
 
     def drill(self, device: str, xid: int) -> None:
         """Take a fault that a person has made up; XID 0 takes it back."""

@@ -45,13 +45,14 @@ class Instances:
         with contextlib.suppress(OSError, ValueError):
             self._made = set(json.loads(path.read_text(encoding="utf-8")))
 
-    async def create(self, device: str, instance: dict[str, Any]) -> tuple[str, str]:
-        """Make an instance; return its UUID, or "" and why not."""
+    async def create(self, device: str, instance: dict[str, Any]) -> tuple[Instance | None, str]:
+        """Make an instance; return it, or None and why not."""
         answer = await self._order("create", device, instance)
-        uuid = str(answer.get("uuid", ""))
-        if uuid:
-            self._remember(self._made | {uuid})
-        return uuid, str(answer.get("why", ""))
+        if not answer.get("uuid"):
+            return None, str(answer.get("why", ""))
+        made = decode(Instance, answer)
+        self._remember(self._made | {made.uuid})
+        return made, ""
 
     async def destroy(self, device: str, instance: dict[str, Any]) -> str:
         """Destroy an instance; return "" or why not."""

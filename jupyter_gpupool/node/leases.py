@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from jupyter_gpupool.core.health import concerned
 from jupyter_gpupool.core.model import Device, DrainMode, Layer, Slice, decode
 from jupyter_gpupool.node import guard
 from jupyter_gpupool.node.launch import LaunchError
@@ -178,14 +179,17 @@ class Leases:
         """Answer with the slices that are here, as `core.model.encode` writes them."""
         return [dict(each.slice) for each in self._table.entries.values() if each.slice]
 
-    def users_on(self, device: str) -> list[str]:
-        """Answer with the people whose slices are on a device.
+    def users_on(self, device: str, gpu_instance: int = -1) -> list[str]:
+        """Answer with the people whose slices an NVML event concerns.
 
         Args:
-            device: Its UUID.
+            device: The device's UUID.
+            gpu_instance: The MIG instance that it names; -1: the whole device.
         """
-        there = (each for each in self._table.entries.values() if each.slice)
-        return sorted({each.user for each in there if each.slice.get("device") == device})
+        there = [each for each in self._table.entries.values() if each.slice.get("device") == device]
+        numbers = [(each.key, (each.slice.get("instance") or {}).get("gpu_instance", -1)) for each in there]
+        named = concerned(gpu_instance, numbers)
+        return sorted({each.user for each in there if each.key in named})
 
     async def obey(self, order: dict[str, Any]) -> None:
         """Carry out one order; the reports say what came of it.

@@ -438,7 +438,9 @@ def drain_1gb(pool: Any) -> float:
             lambda nth: np.full(PIECE // 8, nth), range(PIECES), workers=[old.id], allow_other_workers=True
         )
         wait(pieces, timeout=WAIT_S)
-        [address] = [a for a, each in client.scheduler_info()["workers"].items() if each["name"] == old.id]
+        workers = client.scheduler_info()["workers"]
+        address = next((each for each, info in workers.items() if info["name"] == old.id), "")
+        assert address, [each["text"][-3000:] for each in lease.logs()]  # nobody has asked it to leave yet
         began = time.monotonic()
         pool.call("POST", f"/v1/health/{old.device}", {"action": "drain", "why": "driver upgrade"})
         while address in client.scheduler_info()["workers"] and time.monotonic() - began < WAIT_S:
