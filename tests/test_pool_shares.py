@@ -847,3 +847,34 @@ def test_an_idle_lease_has_all_its_warnings_although_nobody_looked_for_hours():
     made.send(Tick)
     assert made.state("a1") == "ended"
     assert made.pool.leases["a1"].why == "idle for 405 min"
+
+
+class TestFoundByTheMachine:
+    """What `test_machine` has found, one small case for each kind."""
+
+    def test_with_one_model_left_nobody_is_above_a_share_of_it(self):
+        made = World(node("node-1", 4, model="H100"), node("node-2", 4, model="A100"))
+        made.send(ConfigChanged, projects=(project("a"), project("b")))
+        ask(made, "a1")
+        other = {"node-1", "node-2"} - {each.node for each in made.pool.leases["a1"].slices.values()}
+        made.send(NodeLost, node=other.pop())
+
+    def test_who_was_held_up_by_a_head_starts_as_soon_as_others_give_back_for_that_head(self):
+        made = World(node("node-1", 4, model="H100"), node("node-2", 4, model="A100"))
+        made.send(ConfigChanged, projects=(project("a"), Project(name="b", quota=(("H100", 4 * WHOLE),))))
+        ask(made, "a1", count=4, model="H100", time_limit=5 * HOUR)
+        ask(made, "b1", "b", count=4, model="H100", time_limit=5 * HOUR)
+        ask(made, "a2", milli=500, time_limit=9 * HOUR)
+        made.ignore = {DrainSlice}
+        made.wait(MIN_RUN)
+        assert made.pool.leases["b1"].claim
+        assert made.state("a2") == "active"
+
+    @pytest.mark.parametrize("restarted", [False, True])
+    def test_a_quota_of_a_model_that_the_pool_has_no_more_of_is_refused_after_a_restart_too(self, restarted):
+        made = World(node("node-1", 4, model="H100"), node("node-2", 4, model="A100"))
+        made.send(NodeLost, node="node-2")
+        if restarted:
+            made.pool = type(made.pool).restore(made.pool.snapshot())
+        projects = (Project(name="a", quota=(("A100", 2 * WHOLE),)),)
+        assert refused(made.send(ConfigChanged, projects=projects)) == [Reason.QUOTA_SUM]

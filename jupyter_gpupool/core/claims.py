@@ -43,6 +43,8 @@ def commit(plan: Plan, parts: tuple[Part, ...]) -> None:
     lease.why = f"{gpus(sum(part.milli for part in parts))} are being given back for it"
     state.at(claim.until, "claim", lease.id)
     state.touch(lease)
+    # It stands in nobody's way any more: who was held up by its reservation may start.
+    state.stirred = True
     request, leaf = lease.request, plan.leaf
     state.ledger.note(
         Reclaim(

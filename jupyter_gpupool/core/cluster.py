@@ -298,6 +298,7 @@ class Cluster(Columns):
     def trying(self) -> Iterator[None]:
         """Change anything inside (take, release, bar); at the end all is as it was. May be nested."""
         outer, self._undo = self._undo, []
+        moment = self._moment
         try:
             yield
         finally:
@@ -305,6 +306,7 @@ class Cluster(Columns):
             for step in reversed(undo):
                 step()
             self._undo = outer
+            self._moment = moment
 
     # ------------------------------------------------------------------------------------------- looking
 

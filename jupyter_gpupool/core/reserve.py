@@ -2,8 +2,8 @@
 
 Rule 1: a blocked head is to start when, by the time limits of what runs, there is room for it.
 Rule 2: others may pass a head if they end before that time, or use only what is left over at that time.
-Rule 3: a reservation is worked out from the present state whenever it matters. It is never stored, so that an
-        early end of a lease is used at once.
+Rule 3: a reservation is worked out from the present state whenever it matters, and forgotten as soon as
+        anything has changed, so that an early end of a lease is used at once.
 Rule 4: whole devices are counted, not named: what is asked is only how many are left over.
 
 Not its business: who is ahead of whom (`tree`).
@@ -44,7 +44,7 @@ class Reservation:
 
 def look(state: State, kind: Kind) -> Kind:
     """Bring up to date which devices a kind of slices could use, and how many of them are wholly free."""
-    mark = state.cluster.changes_since((-1, 0))[0]
+    mark = state.cluster.moment
     if kind.mark != mark:
         kind.open = counts.usable(state.cluster, kind.want)
         kind.free = counts.wholly_free(state.cluster, kind.open)
@@ -148,6 +148,17 @@ class Book:
     # ------------------------------------------------------------------------------------ working out
 
     def _reserve(self, lease: Lease, base: Base) -> Reservation | None:
+        known = self.state.reserved()
+        key = (*(each.base for each in self.kept), base)
+        if key not in known:
+            known[key] = self._work_out(lease, base)
+        found = known[key]
+        if found is None:
+            return None
+        start = max(found.start, self.state.now)
+        return Reservation(lease=lease, base=base, start=start, spare=found.spare, parts=found.parts)
+
+    def _work_out(self, lease: Lease, base: Base) -> Reservation | None:
         if base.plain:
             return self._count_up(lease, base)
         if base.together:

@@ -50,6 +50,8 @@ from jupyter_gpupool.core.tree import CPUS, MEMORY, Tenant, Tree
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from jupyter_gpupool.core.reserve import Reservation
+
 
 class State:
     """Everything that the pool knows. See the module's rules."""
@@ -84,6 +86,10 @@ class State:
         #: (when by its time limit, id) of everything that holds something, soonest first.
         self.ends: list[tuple[int, str]] = []
         self.end_of: dict[str, int] = {}
+        #: Grows with each change of `ends`; and what is worked out about reservations while nothing changes.
+        self.ends_mark = 0
+        self._reserved_at: tuple[object, int] = ((), 0)
+        self._reserved: dict[object, Reservation | None] = {}
         #: (user, name) -> id of the live lease of that name.
         self.names: dict[tuple[str, str], str] = {}
         #: Node -> ids of the slices on it.
@@ -284,12 +290,24 @@ class State:
             index.pop(lease.id, None)
 
     def _place_end(self, lease: Lease) -> None:
-        known = self.end_of.pop(lease.id, None)
+        known = self.end_of.get(lease.id)
+        end = lease.ends_at if lease.slices and not lease.suspending else None
+        if known == end:
+            return
+        self.ends_mark += 1
         if known is not None:
+            del self.end_of[lease.id]
             del self.ends[bisect.bisect_left(self.ends, (known, lease.id))]
-        if lease.slices and not lease.suspending:
-            self.end_of[lease.id] = lease.ends_at
-            bisect.insort(self.ends, (lease.ends_at, lease.id))
+        if end is not None:
+            self.end_of[lease.id] = end
+            bisect.insort(self.ends, (end, lease.id))
+
+    def reserved(self) -> dict[object, Reservation | None]:
+        """What `reserve` has worked out since anything last changed."""
+        at = (self.cluster.moment, self.ends_mark)
+        if self._reserved_at != at:
+            self._reserved_at, self._reserved = at, {}
+        return self._reserved
 
     def wish(self, lease: Lease) -> None:
         """Count what a lease wants for its user's demand."""

@@ -181,11 +181,15 @@ class Tree:
             served = tenant.served
             served[ANY] += milli
             served[model] = served.get(model, 0) + milli
-            if tenant.parent is not None and tenant.over():
-                self.overs[tenant] = None
-            else:
-                self.overs.pop(tenant, None)
+            self._weigh(tenant)
         self.review(leaf)
+
+    def _weigh(self, tenant: Tenant) -> None:
+        """Note whether a tenant is served above its share."""
+        if tenant.parent is not None and tenant.over():
+            self.overs[tenant] = None
+        else:
+            self.overs.pop(tenant, None)
 
     def review(self, leaf: Tenant) -> None:
         """Note whether a user waits and is served below its share."""
@@ -259,6 +263,7 @@ class Tree:
         if keys != list(self.root.share):
             for tenant in self.everybody():
                 tenant.share = {key: tenant.share.get(key, 0) for key in keys}
+                self._weigh(tenant)
         self.root.share = {key: amounts.get(key, 0) for key in keys}
         self.stale[self.root] = None
 
@@ -288,10 +293,7 @@ class Tree:
         self.mark += 1
         if tenant.children:
             self.stale[tenant] = None
-        if tenant.over():
-            self.overs[tenant] = None
-        else:
-            self.overs.pop(tenant, None)
+        self._weigh(tenant)
         if tenant.user:
             self.review(tenant)
 
