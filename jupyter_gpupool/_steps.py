@@ -92,9 +92,15 @@ def usable(
                 raise PoolError(Trouble.TIMED_OUT, _timed_out(lease, timeout or 0.0))
         lease = yield from changed(lease, left)
         polls += 1
-    if lease["state"] in (LeaseState.DRAINING, LeaseState.ENDED):  # it could not be started, or was released
+    if is_over(lease):  # it could not be started, or was released
         raise over(lease)
     return lease
+
+
+def is_over(lease: LeaseData) -> bool:
+    """Return whether a lease has ended or is ending for good; one that is being suspended goes on later."""
+    ending = lease["state"] == LeaseState.DRAINING and not lease.get("suspending")
+    return bool(ending or lease["state"] == LeaseState.ENDED)
 
 
 def changed(lease: LeaseData, wait: float) -> Steps[LeaseData]:
@@ -218,7 +224,7 @@ def only_lease() -> Steps[LeaseData]:
         PoolError: There is none, or there are several.
     """
     found = yield from leases(everybody=False, ended=False)
-    own = [lease for lease in found if lease["state"] != LeaseState.DRAINING]
+    own = [lease for lease in found if not is_over(lease)]
     if len(own) == 1:
         return own[0]
     if not own:

@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 
 class PoolAdaptive(Adaptive):
-    """Dask's rule of how many workers are wanted; how to get there is the pool's."""
+    """Dask's rule of how many workers are wanted; how to get there is the pool's.
+
+    Between what the lease has for sure and the most that it may grow to. More than the pool gives now stays
+    wanted, and comes when nobody else needs it.
+    """
 
     async def scale_down(self, workers: Any) -> None:
         """Want fewer; the pool takes the slices back, data moved first."""
@@ -111,7 +115,7 @@ class GPUPoolCluster(Cluster):
             require_encryption=True,
         )
         self.name = self._lease.name
-        self._wanted = len(self._lease.slices)
+        self._wanted = self._lease.data["wanted"]
         arguments = self.security.get_connection_args("client")
         self.scheduler_comm = rpc(connection["address"], connection_args=arguments)
         await tell(self.scheduler_comm, self._lease.id, self._lease.name)
@@ -138,8 +142,16 @@ class GPUPoolCluster(Cluster):
             self._wanted = n
 
     def adapt(self, Adaptive: type[Adaptive] = PoolAdaptive, **kwargs: Any) -> Adaptive:  # noqa: N803 - Dask's name
-        """Let the number of workers follow the work; the keyword arguments are those of Dask's `Adaptive`."""
-        return super().adapt(Adaptive=Adaptive, **kwargs)
+        """Let the number of workers follow the work.
+
+        Args:
+            Adaptive: Dask's rule, or another one.
+            kwargs: Those of Dask's `Adaptive`; unless said otherwise, `minimum` is what the lease has for
+                sure, `maximum` the most that it was requested to grow to.
+        """
+        assert self._lease is not None
+        sure, most = self._lease.data["sure"], self._lease.data["wanted"]
+        return super().adapt(Adaptive=Adaptive, **{"minimum": sure, "maximum": max(sure, most), **kwargs})
 
     @property
     def plan(self) -> set[str]:

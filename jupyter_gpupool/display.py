@@ -125,6 +125,8 @@ def _stand(lease: Mapping[str, Any]) -> str:
         return waiting_words(lease)
     if state == LeaseState.ENDED:
         return f"ended: {lease['why'].rstrip('.')}" if lease["why"] else "ended"
+    if state == LeaseState.DRAINING and lease.get("suspending"):
+        return f"being suspended (its running tasks may end): {lease['why'].rstrip('.')}".removesuffix(": ")
     if state == LeaseState.DRAINING:
         return f"draining (its processes are ending): {lease['why'].rstrip('.')}".removesuffix(": ")
     until = f"until {_clock(lease['ends_at'])} ({from_now(lease['ends_at'])})" if lease["ends_at"] else ""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.controller.overuse import shown
 from jupyter_gpupool.controller.views import WAITING, simulated, when
-from jupyter_gpupool.core.model import WHOLE, Request, SliceState
+from jupyter_gpupool.core.model import WHOLE, LeaseState, Request, SliceState
 from jupyter_gpupool.core.state import SchedulerState
 
 if TYPE_CHECKING:
@@ -83,6 +83,11 @@ def lease(face: ControllerFace, record: Lease, *, explained: bool = True) -> dic
         "reasons": reasons,
         "progress": progress(record),
         "slices": slices,
+        "suspending": record.suspending,
+        "sure": record.sure,
+        "wanted": record.wanted,
+        "surplus": len(record.extra),
+        "holds": _holds(record),
         "preemptible": request.preemptible,
         "interactive": request.interactive,
         "idle_since": when(face, record.idle_since),
@@ -90,6 +95,18 @@ def lease(face: ControllerFace, record: Lease, *, explained: bool = True) -> dic
         "shared_with": list(face.store.shared_with(record.id)),
         "notes": face.store.notes(record.id),
     }
+
+
+def is_over(record: Lease) -> bool:
+    """Return whether a lease has ended, or is ending for good; one that is being suspended is not over."""
+    draining = record.state is LeaseState.DRAINING and not record.suspending
+    return draining or record.state is LeaseState.ENDED
+
+
+def _holds(record: Lease) -> dict[str, Any]:
+    """Return what a lease would lose for good if it were suspended."""
+    parts = [{"name": name, "size": size} for name, size in record.holds]
+    return {"parts": parts, "count": record.holds_count, "size": record.holds_size}
 
 
 def lease_version(record: Lease, why: Explanation | None, limits: list[Any]) -> int:

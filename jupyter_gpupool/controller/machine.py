@@ -23,6 +23,7 @@ from jupyter_gpupool.controller.hearing import Hearing
 from jupyter_gpupool.controller.homes import Homes
 from jupyter_gpupool.controller.keeper import Keeper
 from jupyter_gpupool.controller.keys import Keys
+from jupyter_gpupool.controller.lease_views import is_over
 from jupyter_gpupool.controller.plugin import Orders, PoolScheduler
 from jupyter_gpupool.controller.records import StoreError
 from jupyter_gpupool.core.model import (
@@ -158,8 +159,7 @@ class Controller:
 
     def _release_all(self, why: str) -> None:
         """Give back all leases, what waits first: the next start must not take them up again."""
-        over = (LeaseState.DRAINING, LeaseState.ENDED)
-        leases = [each for each in self.pool.leases.values() if each.state not in over]
+        leases = [each for each in self.pool.leases.values() if not is_over(each)]
         for lease in sorted(leases, key=lambda each: each.state is not LeaseState.PENDING):
             self.submit(LeaseReleased(now=self.clock.now(), cause="controller", lease=lease.id, why=why))
 

@@ -256,7 +256,7 @@ async def connection(call: Call) -> Answer:
 
 def _not_ready(record: Lease) -> Problem:
     name = record.request.name
-    if record.state in (LeaseState.ENDED, LeaseState.DRAINING):
+    if lease_views.is_over(record):
         return Problem(
             Reason.LEASE_OVER, f"{name} has ended: {record.why or 'it is over'}.", "Request a new one."
         )
@@ -277,7 +277,7 @@ async def logs(call: Call) -> Answer:
 async def release(call: Call) -> Answer:
     """Give a lease back or withdraw a request; one that has ended is fine."""
     face, record = call.controller, owned(call, admin=True)
-    if record.state not in (LeaseState.DRAINING, LeaseState.ENDED):
+    if not lease_views.is_over(record):
         by_owner = call.asker.user == record.request.user
         why = "released by its owner" if by_owner else f"ended by administrator {call.asker.user}"
         now, by = face.clock.now(), cause(call)
@@ -313,7 +313,7 @@ async def change(call: Call) -> Answer:
 def _share(call: Call, record: Lease, users: tuple[str, ...]) -> None:
     """Let others use a lease. It cannot be taken back: they have its keys, and Dask knows no other."""
     face = call.controller
-    if record.state in (LeaseState.DRAINING, LeaseState.ENDED):
+    if lease_views.is_over(record):
         raise _not_ready(record)
     gone = sorted(set(face.store.shared_with(record.id)) - set(users))
     if gone:

@@ -18,6 +18,7 @@ from jupyter_gpupool.core.ledger import Reclaim, Victim
 from jupyter_gpupool.core.model import ANY, GB, MINUTE, SECOND, DrainMode, Notice
 from jupyter_gpupool.core.state import WORKING, Claim, Lease, Leaving, gpus
 from jupyter_gpupool.core.strokes import limits
+from jupyter_gpupool.core.tree import apart
 
 if TYPE_CHECKING:
     from jupyter_gpupool.core.cluster import Part
@@ -90,13 +91,14 @@ def _hold_free(state: State, lease: Lease, awaited: dict[str, str]) -> None:
 
 def _take(plan: Plan, picks: list[Pick], deadline: int) -> Victim:
     """Let one lease give back: its owner is told at once, its running tasks may finish up to the deadline."""
-    state, lease, request = plan.state, picks[0].lease, plan.lease.request
+    state, lease = plan.state, picks[0].lease
     slices = [each for pick in picks for each in pick.slices]
     milli, whole = sum(each.milli for each in slices), any(pick.whole for pick in picks)
     ran = lease.ran + state.now - lease.granted_at
     wait = _span(state.defaults.grace)
-    share = f"{request.user} is below their share ({gpus(plan.leaf.share[ANY])})"
-    why = f"{share} and {lease.request.user} is above theirs ({gpus(picks[0].leaf.share[ANY])})"
+    mine, other = apart(plan.leaf, picks[0].leaf)
+    above = f"and {other.title()} above its ({gpus(other.share[ANY])})" if whole else "and surplus goes first"
+    why = f"{mine.title()} is below its share ({gpus(mine.share[ANY])}) {above}"
     if whole:
         told = (
             f"{lease.request.name} will be suspended in {wait}: {why}. Running tasks may finish until then;"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from jupyter_gpupool.core import elastic, forecast, give, placement, reclaim, submit, whynot
 from jupyter_gpupool.core.model import ANY, LeaseState, Reason, Refusal, Request
 from jupyter_gpupool.core.state import WAITING, Lease, gpus
+from jupyter_gpupool.core.tree import apart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +54,7 @@ def explain(state: State, lease: Lease, now: int) -> Explanation:
     if lease.claim:
         until = lease.claim.until - state.defaults.hold
         minutes = max(0, -(-(until - now) // 60_000))
-        told = f"{lease.why[0].upper()}{lease.why[1:]}, until in {minutes} min at the latest."
+        told = f"{lease.why[0].upper()}{lease.why[1:]}, in {minutes} min at the latest."
         reason = Refusal(reason=Reason.RECLAIMING, sentence=told)
         return Explanation(
             starts_now=False, place=1, expected_start=until, reasons=(reason,), sentences=(told,)
@@ -158,7 +159,7 @@ def _behind(state: State, leaf: Tenant, lease: Lease, ahead: list[Lease]) -> Ref
         return Refusal(
             reason=Reason.BEHIND, sentence=f"{count} ahead of it, first your own {first.request.name}."
         )
-    mine, other = _apart(leaf, theirs)
+    mine, other = apart(leaf, theirs)
     below = other.served[ANY] < other.share[ANY], mine.served[ANY] < mine.share[ANY]
     why = {
         (
@@ -174,14 +175,6 @@ def _behind(state: State, leaf: Tenant, lease: Lease, ahead: list[Lease]) -> Ref
     }[below]
     advice = "" if lease.milli <= 1000 else "A request for fewer GPUs may start earlier."
     return Refusal(reason=Reason.BEHIND, sentence=f"{count} ahead of it: {why}.", advice=advice)
-
-
-def _apart(one: Tenant, other: Tenant) -> tuple[Tenant, Tenant]:
-    """The siblings under which two users stand."""
-    for mine, theirs in zip([*one.path()][::-1], [*other.path()][::-1], strict=False):
-        if mine is not theirs:
-            return mine, theirs
-    return one, other
 
 
 def _served(tenant: Tenant) -> str:

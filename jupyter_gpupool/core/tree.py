@@ -310,6 +310,14 @@ class Tree:
         return total, models
 
 
+def apart(one: Tenant, other: Tenant) -> tuple[Tenant, Tenant]:
+    """Find the siblings under which two users stand."""
+    for mine, theirs in zip([*one.path()][::-1], [*other.path()][::-1], strict=False):
+        if mine is not theirs:
+            return mine, theirs
+    return one, other
+
+
 def want(tenant: Tenant, key: str) -> Want:
     """What a tenant wants of its parent's share."""
     quota = whole(tenant.sure) if key == ANY else tenant.sure.get(key, 0)

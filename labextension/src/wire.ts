@@ -117,6 +117,18 @@ export interface Lease {
       sentence: string;
     }[];
   }[];
+  suspending: boolean;
+  sure: number;
+  wanted: number;
+  surplus: number;
+  holds: {
+    parts: {
+      name: string;
+      size: number;
+    }[];
+    count: number;
+    size: number;
+  };
   preemptible: boolean;
   interactive: boolean;
   idle_since: number | null;
