@@ -91,6 +91,7 @@ def lease(face: ControllerFace, record: Lease, *, explained: bool = True) -> dic
         "preemptible": request.preemptible,
         "interactive": request.interactive,
         "idle_since": when(face, record.idle_since),
+        "idle_timeout": (request.idle_timeout or face.pool.defaults.idle_timeout) / 1000,
         "simulated": _simulated(face.pool, record),
         "shared_with": list(face.store.shared_with(record.id)),
         "notes": face.store.notes(record.id),

@@ -173,6 +173,7 @@ _LEASE = {
     "preemptible": FLAG,
     "interactive": FLAG,
     "idle_since": TIME,
+    "idle_timeout": NUMBER,
     "simulated": FLAG,
     "shared_with": many(TEXT),
     "notes": many(TEXT),

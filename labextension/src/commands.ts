@@ -20,7 +20,8 @@ import type { CommandRegistry } from '@lumino/commands';
 import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 import { Widget } from '@lumino/widgets';
 
-import { states } from './leases';
+import { clock, duration } from './format';
+import { standing } from './leases';
 import { insertCode, leaseCode } from './notebook';
 import { poolIcon } from './icons';
 import { Problem } from './request';
@@ -138,7 +139,7 @@ async function chosen(
   if (live.length === 1) {
     return live[0]!;
   }
-  const items = live.map(each => `${each.name} (${states(trans)[each.state].word})`);
+  const items = live.map(each => `${each.name} (${standing(each, trans).word})`);
   const answer = await InputDialog.getItem({ title, items });
   return answer.button.accept ? (live[items.indexOf(answer.value ?? '')] ?? null) : null;
 }
@@ -190,9 +191,18 @@ async function share({ model, trans }: IContext, lease: Lease): Promise<void> {
 
 async function explain({ model, trans }: IContext, lease: Lease): Promise<void> {
   const why = await model.explain(lease.id);
-  const sentences = why.sentences.length
-    ? why.sentences
-    : why.reasons.map(each => `${each.sentence} ${each.advice}`);
+  const now = model.now();
+  const start = why.expected_start
+    ? [
+        trans.__(
+          'Expected to start about %1 (in %2).',
+          clock(why.expected_start, now),
+          duration(why.expected_start - now)
+        )
+      ]
+    : [];
+  const advice = why.reasons.map(each => each.advice).filter(Boolean);
+  const sentences = [...why.sentences, ...start, ...advice];
   const body = new Widget();
   const list = document.createElement('ul');
   list.append(...sentences.map(each => Object.assign(document.createElement('li'), { textContent: each })));

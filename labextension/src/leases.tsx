@@ -14,8 +14,6 @@ import type { Device, Lease, LeaseState, Slice } from './types';
 
 /** Less than so many seconds left is worth a word. */
 const SOON_S = 15 * 60;
-/** How long a lease may be idle where nothing else was asked for; a warning comes at half of it. */
-const IDLE_S = 7200;
 /** So many ended leases are listed, folded away. */
 const PAST = 10;
 
@@ -33,6 +31,15 @@ export function states(
   };
 }
 
+/** How a lease stands, in a sign and words. */
+export function standing(
+  lease: Lease,
+  trans: TranslationBundle
+): { sign: string; word: string; mood: string } {
+  const known = states(trans);
+  return lease.suspending ? { ...known.suspended, word: trans.__('being suspended') } : known[lease.state];
+}
+
 interface IAction {
   command: string;
   args?: Record<string, string>;
@@ -48,7 +55,7 @@ const ACTIONS: readonly IAction[] = [
   { command: CommandIDs.use, label: trans => trans.__('Use in notebook'), when: ['active'], main: true },
   { command: CommandIDs.dashboard, label: trans => trans.__('Dask dashboard'), when: ['active'] },
   { command: CommandIDs.extend, label: trans => trans.__('Extend'), when: RUNS, own: true },
-  { command: CommandIDs.logs, label: trans => trans.__('Logs'), when: [...RUNS, 'draining', 'ended'] },
+  { command: CommandIDs.logs, label: trans => trans.__('Logs'), when: [...RUNS, 'draining', 'suspended', 'ended'] },
   { command: CommandIDs.share, label: trans => trans.__('Share'), when: ['active'], own: true },
   { command: CommandIDs.explain, label: trans => trans.__('Why?'), when: ['pending', 'suspended'] },
   {
@@ -99,7 +106,7 @@ export function LeasesView(props: IViewProps): JSX.Element {
 export function LeaseCard(props: IViewProps & { lease: Lease }): JSX.Element {
   const { lease, model, trans } = props;
   const now = model.now();
-  const { sign, word, mood } = states(trans)[lease.state];
+  const { sign, word, mood } = standing(lease, trans);
   const mine = lease.user === model.pool?.user.name;
   return (
     <li className={`jp-gpupool-Lease jp-mod-${mood}`} aria-label={trans.__('Lease %1, %2', lease.name, word)}>
@@ -121,6 +128,14 @@ export function LeaseCard(props: IViewProps & { lease: Lease }): JSX.Element {
           </button>
         </p>
       )}
+      {lease.holds.count > 0 && !lease.interactive && (
+        <p className="jp-gpupool-small">
+          {trans.__(
+            'If it is suspended for others, scattered data and actors are lost: %1 MB.',
+            Math.ceil(lease.holds.size / 1e6)
+          )}
+        </p>
+      )}
       {lease.slices.length > 0 && (
         <ul className="jp-gpupool-Slices">
           {lease.slices.map(each => (
@@ -138,7 +153,7 @@ export function LeaseCard(props: IViewProps & { lease: Lease }): JSX.Element {
 
 /** For how many seconds a lease has been idle, once that is worth a warning; before, 0. */
 export function idle(lease: Lease, now: number): number {
-  const timeout = (lease.requested.idle_timeout as number | undefined) ?? IDLE_S;
+  const timeout = lease.idle_timeout;
   const since = lease.idle_since === null || lease.state !== 'active' ? 0 : now - lease.idle_since;
   return timeout > 0 && since >= timeout / 2 ? since : 0;
 }
@@ -240,7 +255,7 @@ function Actions(props: IViewProps & { lease: Lease; mine: boolean }): JSX.Eleme
   const admin = model.pool?.user.admin ?? false;
   const fit = ACTIONS.filter(
     each =>
-      each.when.includes(lease.state) &&
+      each.when.includes(lease.suspending ? 'suspended' : lease.state) &&
       (mine ||
         !each.own ||
         (admin && [CommandIDs.release, CommandIDs.extend].includes(each.command as never)))

@@ -132,6 +132,7 @@ export interface Lease {
   preemptible: boolean;
   interactive: boolean;
   idle_since: number | null;
+  idle_timeout: number;
   simulated: boolean;
   shared_with: string[];
   notes: string[];
