@@ -161,6 +161,35 @@ def test_a_lease_of_another_person_can_be_seen_and_not_touched(page, pool, other
     assert pool.lease("mine").state == "active"
 
 
+def test_fair_shares_are_those_that_the_terminal_says(sidebar: Sidebar, pool):
+    """Quota, what one has, deserves and has borrowed; why one waits, and when it starts."""
+    before = pool.configuration()
+    pool.set_projects([{"name": "lab", "quota": 2, "limit": 4}, {"name": "rest", "quota": 3}])
+    try:
+        pool.request(gpus=4, name="most", project="lab", time_limit="1h")
+        pool.request(name="late", project="lab", wait=False)
+        panel = sidebar.only("Queue and fair share")
+        rows = panel.locator(".jp-gpupool-Share")
+        lab = "has 4, quota 2, limit 4, deserved 4, borrowed 2"
+        expect(rows.nth(0)).to_contain_text(lab)
+        expect(rows.nth(1)).to_contain_text("has 4, no quota, deserved 4")
+        expect(rows.nth(2)).to_contain_text("has 0, quota 3, deserved 0")
+        [said] = [each for each in pool.projects() if each["name"] == "lab"]
+        assert (said["gpus"], said["guaranteed"], said["deserved"], said["borrowed"]) == (4, 2, 4, 2)
+        panel.get_by_role("button", name="Why am I waiting?").click()
+        dialog = sidebar.page.locator(".jp-Dialog")
+        why = pool.lease("late").explain()
+        for sentence in why.sentences:
+            expect(dialog).to_contain_text(sentence)
+        expect(dialog).to_contain_text("Expected to start about")
+        expect(dialog).to_contain_text(why.reasons[0]["advice"])
+        dialog.get_by_role("button", name="OK").click()
+    finally:
+        for lease in pool.leases():
+            lease.release(wait=30)
+        pool.set_projects(**before)
+
+
 def test_a_lost_server_is_told_and_all_is_read_again(sidebar: Sidebar, pool, lab: Lab):
     """With the server away the panel says so; back, it shows what has happened meanwhile."""
     lab.stop()
