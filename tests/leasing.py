@@ -164,10 +164,13 @@ class Lease:
             secret=self.secret,
             options=options,
         )
+        self.address = ""
+        for _ in range(workers):  # as the controller does: they wait for their scheduler
+            self.add(wait=False)
         started = node.wait("scheduler_started", lease=name)
         self.address, self.dashboard = started["address"], started["dashboard"]
-        for _ in range(workers):
-            self.add(wait=False)
+        for part in self.parts:
+            self.start(part)
         for part in self.parts:
             node.wait("slice_started", slice=part.id)
 
@@ -182,6 +185,13 @@ class Lease:
             **{"milli": WHOLE, "vram": 80 * GB, "memory": 2 * GB, **fields},
         )
         self.parts.append(part)
+        self.start(part)
+        if wait:
+            self.node.wait("slice_started", slice=part.id)
+        return part
+
+    def start(self, part: Slice) -> None:
+        """Order a part's worker, for the scheduler as far as it is known."""
         self.node.obey(
             "start_worker",
             lease=self.id,
@@ -191,9 +201,6 @@ class Lease:
             credentials=self.keys,
             options=self.options,
         )
-        if wait:
-            self.node.wait("slice_started", slice=part.id)
-        return part
 
     def client(self) -> Client:
         return Client(self.address, security=security(self.keys), timeout=20)

@@ -142,11 +142,12 @@ async def test_every_instruction_has_a_method(controller):
 
 
 @pytest.mark.asyncio
-async def test_a_grant_starts_the_scheduler_at_home_and_the_worker_when_it_answers(controller):
+async def test_a_grant_starts_the_scheduler_and_a_host_that_is_told_its_address_when_it_answers(controller):
     wired = connect(controller, a_node(), head=True)
     lease = start_lease(controller)
-    assert [each["order"] for each in wired.orders()] == ["start_scheduler", "start_worker"]
-    scheduler, worker = wired.orders()
+    assert [each["order"] for each in wired.orders()] == ["start_scheduler", "start_worker", "start_worker"]
+    scheduler, host, worker = wired.orders()
+    assert host == {**worker, "address": ""}
     keys = controller.keys.of("L1")
     assert (
         scheduler["credentials"]

@@ -139,7 +139,7 @@ class Orders:
         self._controller.agents.tell(node, {"order": order, **more})
 
     def start_lease(self, instruction: StartLease) -> None:
-        """Start the lease's scheduler; its workers follow when it answers, as they need its address."""
+        """Start the lease's scheduler, and beside it the hosts of its workers, which wait for its address."""
         lease, request = instruction.lease, instruction.request
         keys = self._controller.keys.ensure(lease)
         self._tell(
@@ -152,6 +152,8 @@ class Orders:
             options=options(request),
             idle_timeout=request.idle_timeout or self._controller.pool.defaults.idle_timeout,
         )
+        for slice_ in instruction.slices if keys["home"] else ():
+            self.start_worker(request, slice_, "")
 
     def add_slice(self, instruction: AddSlice) -> None:
         """Start a slice's worker, unless the lease's scheduler has yet to answer."""
@@ -160,7 +162,7 @@ class Orders:
             self.start_worker(lease.request, instruction.slice, lease.address)
 
     def start_worker(self, request: Request, slice_: Slice, address: str) -> None:
-        """Start a slice's worker for the scheduler at `address`."""
+        """Start a slice's worker for the scheduler at `address`; "": its host is started, and waits."""
         self._tell(
             slice_.node,
             "start_worker",

@@ -1,5 +1,7 @@
 """The host process of one slice: `dask_cuda.CUDAWorker` with its Nanny, and no other GPU in sight.
 
+It is started together with its lease's scheduler, and waits for that one's address.
+
 It forks its worker from the launcher's forkserver, whose child it is; one of its own would cost 2.3 s.
 """
 
@@ -86,6 +88,8 @@ class _Host:
     def __init__(self, spec: dict[str, Any]) -> None:
         self._spec = spec
         self._stopped = asyncio.Event()
+        self._scheduler: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._know(spec["scheduler"])
         self._state: dict[str, Any] = {"report": "starting", "slice": spec["slice"]}
         self._nanny: Any = None
         self._restarts: set[asyncio.Task[Any]] = set()
@@ -96,11 +100,17 @@ class _Host:
     def stop(self) -> None:
         self._stopped.set()
 
+    def _know(self, scheduler: str) -> None:
+        if scheduler and not self._scheduler.done():
+            self._scheduler.set_result(scheduler)
+
     def obey(self, order: dict[str, Any]) -> None:
         """Carry out an agent's order."""
         name = order.get("order")
         if name == "stop":
             self.stop()
+        elif name == "scheduler":
+            self._know(str(order["address"]))
         elif name == "restart" and self._nanny is not None:
             self._do(self._restart(str(order.get("why", "restart"))))
         elif name in ("hold", "go_on") and self._nanny is not None:
@@ -133,7 +143,7 @@ class _Host:
             self._nanny = cluster.nannies[0]
             self._watch_exits(self._nanny)
             stopped = asyncio.create_task(self._stopped.wait())
-            if not await _first(_started(cluster), stopped):
+            if not await _first(self._started(cluster), stopped):
                 return  # it is to end before it has begun
         except Exception as error:
             logger.exception("the slice's worker did not start")
@@ -182,6 +192,13 @@ class _Host:
         with contextlib.suppress(ProcessLookupError, TypeError):  # it has ended meanwhile
             os.kill(self._nanny.pid, signal.SIGKILL)
         return True
+
+    async def _started(self, cluster: Any) -> None:
+        """Start the worker as soon as its scheduler is known."""
+        address = await self._scheduler
+        for nanny in cluster.nannies:
+            nanny.scheduler_addr, nanny.scheduler = address, nanny.rpc(address)
+        await cluster
 
     async def _replace(self, why: str) -> None:
         """Start another worker on the same GPU in place of one that cannot be asked; nobody is blamed."""
@@ -250,10 +267,6 @@ def true_error(error: BaseException) -> BaseException:
     return error
 
 
-async def _started(cluster: Any) -> None:
-    await cluster
-
-
 async def _first(work: Coroutine[Any, Any, None], stopped: asyncio.Task[Any]) -> bool:
     """Wait for some work, and give it up where the end comes first; False then."""
     task = asyncio.create_task(work)
@@ -265,16 +278,22 @@ async def _first(work: Coroutine[Any, Any, None], stopped: asyncio.Task[Any]) ->
     return True
 
 
+def _nowhere(spec: dict[str, Any]) -> str:
+    """Stand for the scheduler's address while that is not known; a worker takes its protocol from it."""
+    protocol = spec["options"].get("protocol") or ("tls" if spec["credentials"] else "tcp")
+    return f"{protocol}://0.0.0.0:0"
+
+
 def make_cluster(spec: dict[str, Any]) -> Any:
     """Make, and not yet start, the `CUDAWorker` of one slice.
 
     Args:
-        spec: As `main` takes it.
+        spec: As `main` takes it; its scheduler may not be known yet.
     """
     from dask_cuda import CUDAWorker
     from distributed.nanny import WorkerProcess
 
-    WorkerProcess._init_msg_interval = 0.01  # noqa: SLF001 - 50 ms of polling is a tenth of a warm start
+    WorkerProcess._init_msg_interval = 0.002  # noqa: SLF001 - 50 ms of polling is a quarter of a warm start
     os.environ["CUDA_VISIBLE_DEVICES"] = spec["device"]
     given = {name: value for name, value in spec["options"].items() if name in OPTIONS}
     environment = spec["options"].get("environment") or {}
@@ -284,7 +303,7 @@ def make_cluster(spec: dict[str, Any]) -> Any:
     # dask-cuda's defaults would take the whole node's memory and 80 % of the whole GPU's.
     given.setdefault("device_memory_limit", int((most or spec["vram"]) * 0.8))
     cluster = CUDAWorker(
-        spec["scheduler"],
+        spec["scheduler"] or _nowhere(spec),
         host=spec["address"],
         name=spec["slice"],
         nthreads=int(spec["options"].get("threads_per_worker", 1)),

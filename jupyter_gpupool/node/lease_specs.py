@@ -49,7 +49,7 @@ def worker_spec(
     Args:
         table: Where its files are.
         part: The slice.
-        order: "start_worker", as the controller sends it.
+        order: "start_worker", as the controller sends it; without an address the host waits for one.
         common: As for `scheduler_spec`.
         limits: Variables by which its processes keep within a share, as `share_limits.limits` answers.
     """

@@ -326,7 +326,9 @@ class Leases:
         async with self._lock(entry.key):
             there = self._table.entries.get(entry.key)
             if there is not None and there.state != FAILED:
-                if there.scheduler != entry.scheduler:
+                if entry.scheduler and not there.scheduler:
+                    self._tell_scheduler(there, entry.scheduler)
+                elif there.scheduler != entry.scheduler:
                     # It worked for a scheduler that is lost; the pool replaces it when it has been seen gone.
                     self._do(self._stop({"lease": entry.lease, "slice": entry.key}))
                 elif there.state == RUNNING:
@@ -345,6 +347,12 @@ class Leases:
                 self._fail(entry, f"it could not be started: {type(error).__name__}: {error}")
             else:
                 self._do(self._processes.watch(entry))
+
+    def _tell_scheduler(self, entry: Entry, address: str) -> None:
+        """Let a host that waits know where its scheduler is."""
+        entry.scheduler = address
+        self._table.note()
+        self._processes.send(entry.key, {"order": "scheduler", "address": address})
 
     async def _listen(self, entry: Entry) -> bool:
         try:
