@@ -17,12 +17,14 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from jupyter_gpupool._find import write_private
 from jupyter_gpupool._http import Address, Call, Connection, PoolError, Trouble, get
@@ -34,11 +36,15 @@ if TYPE_CHECKING:
 #: Seconds that the processes of a pool have to leave by themselves, and then after SIGTERM.
 STOP_S = 30.0
 TERM_S = 5.0
+#: Seconds that a controller which does not answer may take until it is seen gone.
+DYING_S = 2.0
 #: Seconds to wait for agents that have lost the controller, before they are told to end.
 HEAR_S = 10.0
 #: The controller ends the pool after so many seconds without leases.
 IDLE_EXIT_S = 3600
 SOURCE = "the embedded pool of this machine"
+#: While there is this file in the controller's folder, the pool does not end for want of leases.
+STAY = "stay"
 #: Files that only mean something while the pool runs.
 STALE = ("client.json", "processes.json")
 #: The GPUs of nodes, as numbers or by their models.
@@ -137,19 +143,41 @@ def start(
     Args:
         listen: Options of the controller's (host, port, comm_port, name); default: as before.
         nodes: Simulate these nodes, with their numbers or models of GPUs, even where there are real ones.
-        idle_exit: The pool ends after so many seconds without leases; 0: never.
+        idle_exit: The pool ends after so many seconds without leases; 0: never, even if somebody else has
+            started it already.
 
     Raises:
         PoolError: It could not be started; the sentence is that of the process that failed.
     """
+    found = _whole()
+    if found is None:
+        with _alone() as folder, Waiting("Starting a pool on this machine"):
+            from jupyter_gpupool.embedded_start import Start
+
+            _wait(lambda: "controller" not in processes() or _answers(find()), DYING_S)
+            found = Start(folder, idle_exit).pool(listen or {}, nodes)
+    if not idle_exit:
+        (directory() / "controller" / STAY).touch(0o600)
+    return found
+
+
+def _whole() -> Address | None:
+    """Find the pool if nothing of it is missing."""
     with contextlib.suppress(PoolError):
         found = find()
-        if set(read(directory() / "processes.json")) == set(processes()):
+        if set(read(directory() / "processes.json")) == set(processes()) and _answers(found):
             return found
-    with _alone() as folder, Waiting("Starting a pool on this machine"):
-        from jupyter_gpupool.embedded_start import Start
+    return None
 
-        return Start(folder, idle_exit).pool(listen or {}, nodes)
+
+def _answers(address: Address) -> bool:
+    """Whether somebody listens there: a process that was killed is seen for a moment longer."""
+    url = urlsplit(address.url)
+    try:
+        socket.create_connection((url.hostname or "", url.port or 0), 1).close()
+    except OSError:
+        return False
+    return True
 
 
 def may_start(listen: Mapping[str, Any], nodes: Nodes | None) -> None:
@@ -260,7 +288,7 @@ def _end_processes(folder: Path) -> None:
     for name, pid in processes().items():
         if not end(pid):
             raise PoolError(Trouble.TIMED_OUT, f"The pool's {name} (process {pid}) does not end.", "Kill it.")
-    for name in STALE:
+    for name in (*STALE, f"controller/{STAY}"):
         (folder / name).unlink(missing_ok=True)
     children[:] = [child for child in children if child.poll() is None]
 

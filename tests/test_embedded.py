@@ -8,11 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from jupyter_gpupool import Pool, PoolError, embedded
+from jupyter_gpupool import Pool, PoolError, embedded, embedded_start
 from jupyter_gpupool._http import Trouble
 from tests.conftest import environment, leaked, wait_until
 
@@ -112,8 +114,12 @@ def test_stopping_it_ends_the_leases_of_an_agent_that_was_killed(own_folder):
         assert pool.leases() == [], "the pool knows that it has ended"
 
 
-def test_it_ends_itself_after_a_while_without_leases(own_folder):
+def test_it_ends_itself_after_a_while_without_leases_unless_it_is_started_on_purpose(own_folder):
     start(idle_exit=1)
+    start(idle_exit=0)
+    time.sleep(7)  # the controller looks each 5 s
+    assert "controller" in embedded.processes()
+    (own_folder / "controller" / embedded.STAY).unlink()
     wait_until(lambda: not embedded.processes(), 40)
     assert leaked(str(own_folder)) == []
 
@@ -175,3 +181,14 @@ def test_a_head_node_without_gpus_waits_for_nodes_that_have_some(own_folder):
     with Pool(start=False) as pool:
         assert (pool.status().gpus, pool.status().simulated) == (0, False)
         assert [each["reason"] for each in pool.trial(gpus=1).reasons] == ["no_nodes"]
+
+
+def test_a_controller_that_was_killed_and_is_still_to_be_seen_is_waited_out(own_folder, monkeypatch):
+    with subprocess.Popen(["sleep", "60"]) as dying:
+        known = {"pid": dying.pid, "started": embedded.started_at(dying.pid)}
+        embedded.write(own_folder / "processes.json", {"controller": known})
+        said = {"url": f"https://127.0.0.1:{embedded_start.free_port()}", "token": "", "ca": ""}
+        embedded.write(own_folder / "client.json", said)
+        monkeypatch.setattr(embedded_start.Start, "pool", lambda *_: embedded.processes())
+        threading.Timer(0.3, dying.kill).start()
+        assert embedded.start() == {}

@@ -70,6 +70,20 @@ def test_whose_a_process_is(processes, roots, found):
     assert {pid for pid, _ in guard.find(["m"], roots, processes)} == found
 
 
+def test_what_dead_workers_left_below_a_forkserver_is_found_by_having_no_mark():
+    """A program with an environment of its own, whose worker died first; not what was forked just now."""
+    old, now = 100, 100 + int(guard.UNMARKED * os.sysconf("SC_CLK_TCK")) + 1
+    left = guard.Process(6, 5, 6, old, zombie=False, mark="")
+    there = table(
+        left,
+        guard.Process(7, 5, 7, old, zombie=False, mark="a:lease"),
+        guard.Process(8, 5, 8, now, zombie=False, mark=""),
+        guard.Process(9, 1, 9, old, zombie=False, mark=""),
+        guard.Process(10, 5, 10, old, zombie=True, mark=""),
+    )
+    assert guard.orphans({5}, there, now) == {left.identity}
+
+
 SHELL = "import os, signal, sys, time; "
 IGNORING = SHELL + "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
 #: Leaves its parent, its session and its group, as a daemon does.

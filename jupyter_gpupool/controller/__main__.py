@@ -24,11 +24,15 @@ import dask
 from jupyter_gpupool import service, wire
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jupyter_gpupool.controller.api import Api
     from jupyter_gpupool.controller.machine import Controller
 
 FILE = "pool.json"
 ADMIN = "admin.json"
+#: While there is a file of this name, the pool does not end for want of leases.
+STAY = "stay"
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -83,7 +87,7 @@ async def serve(options: argparse.Namespace) -> None:
     announce(options.dir, api.url, controller)
     watch = asyncio.create_task(_end_with_folder(controller, options))
     try:
-        await _until_over(controller, options.idle_exit)
+        await _until_over(controller, options.idle_exit, (options.dir / STAY).exists)
     finally:
         watch.cancel()
         with contextlib.suppress(OSError):
@@ -148,13 +152,13 @@ async def _end_with_folder(controller: Controller, options: argparse.Namespace) 
     controller.stop("its folder was deleted", everything=True)
 
 
-async def _until_over(controller: Controller, idle_exit: float) -> None:
+async def _until_over(controller: Controller, idle_exit: float, stay: Callable[[], bool]) -> None:
     """Wait until the controller is stopped, or until there have been no leases for long enough."""
     since = time.monotonic()
     while not controller.stopped.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(controller.stopped.wait(), 5 if idle_exit else None)
-        if controller.busy:
+        if controller.busy or stay():
             since = time.monotonic()
         elif idle_exit and time.monotonic() - since > idle_exit:
             controller.stop(f"no leases for {idle_exit:g} s", everything=True)

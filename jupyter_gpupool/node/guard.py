@@ -32,6 +32,8 @@ WIDTH = 200
 GRACE = 5.0
 #: Seconds that a slice is kept for a process that only the driver knows.
 STALE = 30.0
+#: Seconds after which a process that a forkserver has forked has its mark, on the slowest machine.
+UNMARKED = 60.0
 #: Seconds between two looks: the first, and the longest.
 _SOON, _LATE = 0.02, 1.0
 
@@ -151,6 +153,29 @@ def marked(prefix: str, processes: dict[int, Process]) -> dict[str, set[Identity
         if each.mark.startswith(prefix) and not each.zombie:
             found.setdefault(each.mark, set()).add(each.identity)
     return found
+
+
+def orphans(forkservers: Iterable[int], processes: dict[int, Process], now: int) -> set[Identity]:
+    """Find what dead workers left without a mark: a program with an environment of its own.
+
+    A forkserver takes in the orphans below it (`node.lease_warm`), and what it forks itself soon has a mark.
+
+    Args:
+        forkservers: Their PIDs.
+        processes: All processes, as `look` answers.
+        now: Clock ticks since boot.
+    """
+    parents, before = set(forkservers), now - int(UNMARKED * os.sysconf("SC_CLK_TCK"))
+    return {
+        each.identity
+        for each in processes.values()
+        if each.parent in parents and not each.mark and not each.zombie and each.started < before
+    }
+
+
+def ticks() -> int:
+    """Answer with the clock ticks since boot, by which start times are counted."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
 def send(process: Identity, number: signal.Signals) -> None:

@@ -261,9 +261,9 @@ class Launchers:
         return bool(python) and python != sys.executable and os.access(python, os.X_OK)
 
     def forkservers(self) -> list[int]:
-        """PIDs of the forkservers that are up."""
-        ready = [each.ready for each in self._launchers.values()]
-        return [each.result() for each in ready if each.done() and not each.exception()]
+        """PIDs of the forkservers that are up, those of former agents included."""
+        files = self._folder.glob(f"{_PREFIX}*.pid")
+        return [int(file.read_text().split()[0]) for file in files if _is_alive(file)]
 
     async def end_unused(self, now: float) -> None:
         """End the launchers that nobody has used for an hour; what they started lives on.

@@ -209,10 +209,16 @@ class Processes:
             shutil.rmtree(self._table.folder(lease), ignore_errors=True)
 
     async def keep_house(self) -> None:
-        """Cut logs that have grown too large, and end launchers that nobody uses."""
+        """Cut logs that are too large, and end launchers that nobody uses and what dead workers left."""
         for entry in list(self._table.entries.values()):
             with contextlib.suppress(LaunchError):
                 cut(self._table.log(entry), self._uid(entry))
+        left = guard.orphans(
+            self._launchers.forkservers(), await asyncio.to_thread(guard.look), guard.ticks()
+        )
+        if left:
+            logger.warning("%d processes that dead workers left behind are ended", len(left))
+            await guard.end((), left, grace_s=self._grace_s)
         await self._launchers.end_unused(asyncio.get_running_loop().time())
 
     async def close(self) -> None:

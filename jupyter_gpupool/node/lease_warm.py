@@ -5,6 +5,8 @@ CUDA must not be initialised here: no context survives a fork.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import importlib
 import ssl
@@ -38,7 +40,13 @@ PRELOADED = (
 )
 
 
+#: `prctl(PR_SET_CHILD_SUBREAPER, 1)`: orphans below this process become its children instead of init's.
+_SUBREAPER = 36
+
+
 def _load() -> None:
+    with contextlib.suppress(OSError, AttributeError):  # for `guard.orphans`
+        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     for name in PRELOADED:
         try:
             importlib.import_module(name)
