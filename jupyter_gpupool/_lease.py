@@ -116,12 +116,7 @@ class _Lease:
     def _new_client(self, connection: dict[str, Any], **options: Any) -> Any:
         import distributed
 
-        security = distributed.Security(
-            tls_ca_file=connection["ca"],
-            tls_client_cert=connection["cert"],
-            tls_client_key=connection["key"],
-            require_encryption=True,
-        )
+        security = steps.security(connection)
         client = distributed.Client(connection["address"], security=security, **options)
         _clients.setdefault(self.id, weakref.WeakSet()).add(client)
         return client

@@ -181,6 +181,18 @@ def connection(lease: LeaseData) -> Steps[dict[str, Any]]:
     return answer
 
 
+def security(connection: Mapping[str, Any]) -> Any:
+    """Make Dask's TLS settings of what `connection` has read."""
+    import distributed
+
+    return distributed.Security(
+        tls_ca_file=connection["ca"],
+        tls_client_cert=connection["cert"],
+        tls_client_key=connection["key"],
+        require_encryption=True,
+    )
+
+
 def logs(lease: str) -> Steps[dict[str, str]]:
     """Read what a lease's processes wrote, by the process's name."""
     answer = yield get(lease_path(lease, "logs"), "logs")

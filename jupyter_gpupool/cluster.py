@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from distributed.core import Status, rpc
 from distributed.deploy.adaptive import Adaptive
 from distributed.deploy.cluster import Cluster
-from distributed.security import Security
 
 from jupyter_gpupool import _steps as steps
 from jupyter_gpupool._environment import tell
@@ -76,7 +75,7 @@ class GPUPoolCluster(Cluster):
         self._timeout = timeout
         self._what = what
         self._lease: AsyncLease | None = None
-        self.security: Security | None = None
+        self.security: Any = None
         #: How many workers are wanted.
         self._wanted = 0
         if not self.called_from_running_loop:
@@ -108,17 +107,23 @@ class GPUPoolCluster(Cluster):
             with Progress() as progress:
                 self._lease = await self._pool.request(timeout=self._timeout, on_wait=progress, **self._what)
         connection = await self._pool.carry_out(steps.connection(self._lease.data))
-        self.security = Security(
-            tls_ca_file=connection["ca"],
-            tls_client_cert=connection["cert"],
-            tls_client_key=connection["key"],
-            require_encryption=True,
-        )
+        self.security = steps.security(connection)
         self.name = self._lease.name
         self._wanted = self._lease.data["wanted"]
         arguments = self.security.get_connection_args("client")
         self.scheduler_comm = rpc(connection["address"], connection_args=arguments)
         await tell(self.scheduler_comm, self._lease.id, self._lease.name)
+
+    @property
+    def lease(self) -> AsyncLease | None:
+        """The lease that it is; None before it has one, and after it was closed."""
+        return self._lease
+
+    @property
+    def pool(self) -> Pool:
+        """The pool that the lease is of."""
+        address = self._pool.address
+        return Pool(address.url, address.token, address.ca)
 
     async def _close(self) -> None:
         await super()._close()

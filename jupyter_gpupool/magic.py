@@ -26,6 +26,7 @@ from jupyter_gpupool.upkeep import UPKEEP
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Callable
 
     from IPython.core.interactiveshell import InteractiveShell
 
@@ -237,6 +238,9 @@ def load(shell: InteractiveShell) -> None:
     if magics not in shell.configurables:
         shell.configurables.append(magics)
     GPUPool.gpupool.__doc__ = magics.help([])  # what `%gpupool?` shows
+    if getattr(shell, "kernel", None) is not None:  # a terminal has no widgets
+        for module, name, show in _LIVE:
+            shell.display_formatter.ipython_display_formatter.for_type_by_name(module, name, _shown(show))
     _loaded[id(shell)] = magics
 
 
@@ -248,9 +252,35 @@ def unload(shell: InteractiveShell) -> None:
     magics.close()
     if shell.Completer is not None:
         shell.Completer.custom_matchers.remove(magics.completer.matcher)
+    if shell.display_formatter is not None:
+        for module, name, _ in _LIVE:
+            with contextlib.suppress(KeyError):
+                shell.display_formatter.ipython_display_formatter.pop(f"{module}.{name}")
+    if "jupyter_gpupool.widget" in sys.modules:
+        sys.modules["jupyter_gpupool.widget"].close()
     for kind in ("line", "cell"):
         shell.magics_manager.magics[kind].pop("gpupool", None)
     shell.configurables.remove(magics)
+
+
+#: What is shown as a live widget, by class, and the function of `widget` that does it.
+_LIVE = (
+    ("jupyter_gpupool._lease", "Lease", "show_lease"),
+    ("jupyter_gpupool.client", "Pool", "show_pool"),
+    ("jupyter_gpupool.cluster", "GPUPoolCluster", "show_cluster"),
+)
+
+
+def _shown(name: str) -> Callable[[Any], None]:
+    """Return what displays an object as a widget; nothing is imported before there is one to be shown."""
+
+    def show(thing: Any) -> None:
+        from jupyter_gpupool import widget
+
+        widget.follow()
+        getattr(widget, name)(thing)
+
+    return show
 
 
 #: The magic of each shell that has loaded it.

@@ -2,48 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import pytest
-from jupyter_client.manager import KernelManager
 
 from tests.conftest import wait_until
-
-
-class Kernel:
-    """A real kernel; what cells print comes back."""
-
-    def __init__(self):
-        self.manager = KernelManager()
-        self.manager.start_kernel()
-        self._connect()
-
-    def _connect(self):
-        self.client = self.manager.client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
-        self.run("%load_ext jupyter_gpupool")
-
-    def run(self, code):
-        said = []
-        answer = self.client.execute_interactive(code, timeout=60, output_hook=said.append)
-        shown = [each["content"] for each in said]
-        assert answer["content"]["status"] == "ok", shown
-        return "".join(each.get("text") or each.get("data", {}).get("text/plain", "") for each in shown)
-
-    def restart(self):
-        self.client.stop_channels()
-        self.manager.restart_kernel()
-        self._connect()
-
-    def kill(self):
-        os.kill(self.manager.provisioner.pid, signal.SIGKILL)
-        wait_until(lambda: not self.manager.is_alive())
-
-    def close(self):
-        self.client.stop_channels()
-        self.manager.shutdown_kernel(now=True)
+from tests.kernel import Kernel
 
 
 @pytest.fixture(scope="module")

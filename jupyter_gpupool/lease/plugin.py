@@ -104,6 +104,7 @@ class LeasePlugin(SchedulerPlugin):
             gpupool_lost=self.lost,
             gpupool_death=self.death,
             gpupool_spoilt=self.spoilt,
+            gpupool_tasks=self.tasks,
             **shell_relay.handlers(scheduler, self.idle),
         )
         answer = scheduler.stream_handlers.get("steal-response")
@@ -128,6 +129,15 @@ class LeasePlugin(SchedulerPlugin):
         if self._scheduler is not None:  # it has started
             self.idle.stop()
             self.holdings.stop()
+
+    def tasks(self) -> dict[str, int]:
+        """Answer with how many tasks there are in each state; by groups, as there may be a million."""
+        found: dict[str, int] = {}
+        for group in self._scheduler.task_groups.values():
+            for state, many in group.states.items():
+                if many and state not in ("released", "forgotten"):
+                    found[str(state)] = found.get(str(state), 0) + many
+        return found
 
     # --------------------------------------------------------------------------- what the lease's workers say
 

@@ -1,0 +1,135 @@
+"""Leases and pools as widgets, in a real kernel: what is displayed, said and asked for, when one looks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import environment, wait_until
+from tests.kernel import Kernel
+
+VIEW = "application/vnd.jupyter.widget-view+json"
+THREADS = "import threading\nprint([each.name for each in threading.enumerate()])"
+
+
+@pytest.fixture(scope="module")
+def kernel(shared_pool):
+    kernel = Kernel()
+    kernel.run("from jupyter_gpupool import Pool\npool = Pool()")
+    yield kernel
+    kernel.close()
+
+
+def said(message):
+    """What a widget draws from now on, if the message says that."""
+    data = message["content"].get("data", {})
+    return data.get("state", {}).get("said") if data.get("method") == "update" else None
+
+
+def answer(number):
+    def so(message):
+        content = message["content"].get("data", {}).get("content") or {}
+        return message["msg_type"] == "comm_msg" and content.get("number") == number
+
+    return so
+
+
+def ask(kernel, comm, **what):
+    kernel.tell(comm, {**what, "number": 1})
+    return kernel.heard(answer(1))["content"]["data"]["content"]
+
+
+def test_a_lease_is_a_widget_with_its_text_and_html_beside_it_and_looks_only_while_it_is_seen(kernel, pool):
+    kernel.run("lease = pool.request(gpus=1, max_gpus=2, name='seen', time_limit='1h')")
+    data = kernel.shown("lease")[0]["data"]
+    assert data["text/plain"].startswith("Lease seen: ")
+    assert "<table>" in data["text/html"]
+    comm = data[VIEW]["model_id"]
+    assert "gpupool-widget" not in kernel.run(THREADS), "nobody sees it yet"
+
+    kernel.tell(comm, {"view": "a", "shown": True})
+    now = said(kernel.heard(lambda each: (said(each) or {}).get("tasks") == {}))
+    assert (now["name"], now["state"], now["most"]) == ("seen", "active", 2)
+    assert now["devices"][0]["memory"] > 79 * 10**9
+    assert now["devices"][0]["utilisation"] is not None
+    assert now["can"] == ["extend", "scale", "release"]
+    kernel.run("kept = lease.client().submit(sum, [1, 2]); kept.result()")
+    kernel.heard(lambda each: (said(each) or {}).get("tasks") == {"memory": 1})
+
+    assert ask(kernel, comm, do="extend", lease=now["id"], by="30m") == {
+        "number": 1,
+        "said": "seen has 30m more.",
+    }
+    assert "is not a length of time" in ask(kernel, comm, do="extend", lease=now["id"], by="soon")["wrong"]
+    assert "gpupool-widget" in kernel.run(THREADS)
+    kernel.tell(comm, {"view": "a", "shown": False})
+    wait_until(lambda: "gpupool-widget" not in kernel.run(THREADS))
+
+    kernel.tell(comm, {"view": "b", "shown": True})
+    assert ask(kernel, comm, do="release", lease=now["id"])["said"] == "seen is given back."
+    last = said(kernel.heard(lambda each: (said(each) or {}).get("state") == "ended"))
+    assert last["can"] == []
+    wait_until(lambda: "gpupool-widget" not in kernel.run(THREADS))
+
+
+def test_a_pool_is_a_widget_that_requests_and_lists_what_comes_of_it(kernel, pool):
+    data = kernel.shown("pool")[0]["data"]
+    assert "8 GPUs" in data["text/plain"] or "8 GPUs" in data["text/html"]
+    comm = data[VIEW]["model_id"]
+    kernel.tell(comm, {"view": "a", "shown": True})
+    fields = {each["name"]: each for each in kernel.heard(said)["content"]["data"]["state"]["said"]["fields"]}
+    assert fields["model"]["choices"] == ["H100-80GB"]
+    assert fields["project"]["choices"] == ["default"]
+    assert "mig" not in fields, "no device offers a profile"
+    assert ask(kernel, comm, do="trial", what={"gpus": "2"})["said"] == "It would start now."
+    assert "there are at most 8" in ask(kernel, comm, do="trial", what={"gpus": "9"})["wrong"]
+    made = ask(kernel, comm, do="request", what={"gpus": "2", "name": "formed"})["said"]
+    assert made == 'Requested. In a cell: lease = pool.lease("formed")'
+    now = said(
+        kernel.heard(lambda each: ((said(each) or {}).get("leases") or [{}])[0].get("state") == "active")
+    )
+    assert len(now["devices"]) == 8
+    assert [each["by"] for each in now["devices"] if each["by"]] == [[pool.status().user["name"]]] * 2
+    kernel.tell(comm, {"view": "a", "shown": False})
+
+
+def test_a_cluster_shows_its_lease(kernel, pool):
+    kernel.run("from jupyter_gpupool import GPUPoolCluster\ncluster = GPUPoolCluster(gpus=1, name='dask')")
+    data = kernel.shown("cluster")[0]["data"]
+    assert "GPUPoolCluster" in data["text/plain"]
+    assert data[VIEW]["model_id"]
+    kernel.run("cluster.close()")
+
+
+def test_a_kernel_that_ends_leaves_html_where_its_widgets_were(kernel, pool):
+    kernel.run("lease = pool.request(gpus=1, name='last')")
+    kernel.shown("lease")
+    kernel.manager.shutdown_kernel(restart=True)
+
+    def replaced(message):
+        return message["msg_type"] == "update_display_data" and "Lease last" in str(message["content"])
+
+    left = kernel.heard(replaced)["content"]["data"]
+    assert "Lease last: 1 GPU" in left["text/html"]
+    assert VIEW not in left
+
+
+def test_a_terminal_shows_text(pool):
+    code = (
+        "%load_ext jupyter_gpupool\n"
+        "from jupyter_gpupool import Pool\n"
+        "with Pool() as pool, pool.request(gpus=1, name='plain') as lease: display(lease)\n"
+        "import sys; 'ipywidgets' in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "IPython", "--colors=NoColor", "--simple-prompt", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env=environment(),
+    )
+    assert "Lease plain: 1 GPU" in done.stdout
+    assert "False" in done.stdout
