@@ -148,10 +148,7 @@ def lease_said(
 def _words(lease: Mapping[str, Any]) -> str:
     if lease["state"] in steps.WAITING:
         return display.waiting_words(lease)
-    if lease["state"] == LeaseState.ACTIVE:
-        notes = lease.get("notes") or []
-        return str(notes[0]) if notes and lease.get("idle_since") else ""
-    return str(lease["why"] or "")
+    return "" if lease["state"] == LeaseState.ACTIVE else str(lease["why"] or "")
 
 
 def _can(lease: Mapping[str, Any]) -> list[str]:

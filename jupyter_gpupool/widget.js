@@ -9,6 +9,8 @@
 
 const PULSE_MS = 20_000;
 const TRIAL_MS = 500;
+/** A kernel that runs a cell may answer only after it; a request that it then makes is seen all the same. */
+const ANSWER_MS = 15_000;
 const GIB = 2 ** 30;
 const TIMES = ['30m', '1h', '2h', '4h', '12h'];
 
@@ -301,8 +303,8 @@ function form(ask, fields) {
   };
   for (const field of fields) {
     const input = field.choices
-      ? h('select', { onchange: tryIt }, h('option', { value: '' }, 'any'), ...field.choices.map(each => h('option', { value: each }, each)))
-      : h('input', { type: 'text', oninput: tryIt, placeholder: field.name === 'gpus' ? '1' : '' });
+      ? h('select', { onchange: tryIt }, h('option', { value: '' }, field.hint), ...field.choices.map(each => h('option', { value: each }, each)))
+      : h('input', { type: 'text', oninput: tryIt, placeholder: field.hint });
     inputs.set(field.name, input);
   }
   const send = h('button', { type: 'submit', class: 'gpupool-main' }, 'Request');
@@ -379,6 +381,7 @@ function asking(model, signal) {
       const mine = `${own}-${++number}`;
       open.set(mine, answer);
       model.send({ ...message, number: mine });
+      setTimeout(() => hear({ number: mine, wrong: 'The kernel does not answer: it is busy, or gone.' }), ANSWER_MS);
     });
 }
 

@@ -21,7 +21,7 @@ from IPython.display import DisplayHandle
 from IPython.display import display as publish
 from traitlets import Dict
 
-from jupyter_gpupool import _look, commands, tables
+from jupyter_gpupool import _look, commands, display, tables
 from jupyter_gpupool import _steps as steps
 from jupyter_gpupool._http import PoolError
 from jupyter_gpupool._lease import Lease
@@ -36,8 +36,17 @@ if TYPE_CHECKING:
 
 _HERE = Path(__file__).parent
 MIME = "application/vnd.jupyter.widget-view+json"
-#: What the form asks for, by the fields of a request, and which of them are numbers.
-FORM = ("gpus", "max_gpus", "vram", "mig", "model", "project", "time_limit", "name")
+#: What the form asks for: the field of a request, its label, and what stands there while nothing is said.
+FORM = {
+    "gpus": ("GPUs", "1"),
+    "max_gpus": ("GPUs at most", ""),
+    "vram": ("memory of a share", "20GB"),
+    "mig": ("MIG profile", "none"),
+    "model": ("model", "any"),
+    "project": ("project", "the default"),
+    "time_limit": ("time limit", "2h"),
+    "name": ("name", ""),
+}
 NUMBERS = ("gpus", "max_gpus")
 _watch = _look.Watch()
 #: The widgets of this kernel, by what they show: each is made once, however often it is displayed.
@@ -204,11 +213,12 @@ def _fields(pool: Pool) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "label": known[name].flags[0].lstrip("-").replace("-", " "),
+            "label": label,
+            "hint": hint,
             "help": known[name].help,
             "choices": choices.get(name),
         }
-        for name in FORM
+        for name, (label, hint) in FORM.items()
         if choices.get(name) != []
     ]
 
@@ -230,9 +240,9 @@ def _keep(pool: Pool, message: dict[str, Any]) -> str:
 
 
 def _scale(pool: Pool, message: dict[str, Any]) -> str:
-    gpus = commands.number(str(message.get("gpus")))
-    lease = _lease(pool, message).scale(gpus)  # type: ignore[arg-type]  # the pool says what is wrong with it
-    return f"{lease.name} wants {gpus} GPUs at most from now on."
+    gpus: Any = commands.number(str(message.get("gpus")))  # the pool says what is wrong with it
+    lease = _lease(pool, message).scale(gpus)
+    return f"{lease.name} wants {display.count(gpus, 'GPU')} at most from now on."
 
 
 def _release(pool: Pool, message: dict[str, Any]) -> str:

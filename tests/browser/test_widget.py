@@ -1,4 +1,4 @@
-"""A lease and a pool as live widgets in a real JupyterLab, and what is left of them without the kernel."""
+"""A lease and a pool as live widgets in a notebook of a real JupyterLab."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jupyter_gpupool import Pool
 
 expect.set_options(timeout=WAIT_MS)
+pytestmark = pytest.mark.timeout(300)  # on a busy machine a pool, a JupyterLab and a kernel take their time
 CELLS = (
     "%load_ext jupyter_gpupool\nfrom jupyter_gpupool import Pool\npool = Pool()",
     "lease = %gpupool request --gpus 1 --max-gpus 2 --name shown --time 2h\nlease",
@@ -49,7 +50,7 @@ def output(page: Page, number: int):
     return page.locator(".jp-NotebookPanel:visible .jp-CodeCell").nth(number).locator(".jp-OutputArea")
 
 
-def test_a_lease_and_a_pool_are_live_and_leave_html_when_the_kernel_ends(notebook: Sidebar, pool: Pool):
+def test_a_lease_and_a_pool_are_live(notebook: Sidebar, pool: Pool):
     page = notebook.page
     lease = output(page, 1).locator(".gpupool-lease")
     expect(lease).to_contain_text("2 of 2 workers; tasks: 0 running")
@@ -72,9 +73,9 @@ def test_a_lease_and_a_pool_are_live_and_leave_html_when_the_kernel_ends(noteboo
     expect(whole.get_by_role("list", name="Devices").get_by_role("listitem")).to_have_count(8)
     whole.get_by_text("Request GPUs").click()
     form = whole.locator("form")
-    form.get_by_label("gpus", exact=True).fill("99")
+    form.get_by_label("GPUs", exact=True).fill("99")
     expect(form.get_by_role("status")).to_contain_text("there are at most 8")
-    form.get_by_label("gpus", exact=True).fill("2")
+    form.get_by_label("GPUs", exact=True).fill("2")
     expect(form.get_by_role("status")).to_have_text("It would start now.")
     form.get_by_label("name").fill("asked")
     form.get_by_role("button", name="Request").click()
@@ -96,12 +97,3 @@ def test_a_lease_and_a_pool_are_live_and_leave_html_when_the_kernel_ends(noteboo
     asked.get_by_role("button", name="Release").click()
     asked.get_by_role("button", name="Release: its tasks end").click()
     expect(asked).to_have_count(0)
-
-    page.evaluate("void jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
-    expect(output(page, 1).locator(".gpupool")).to_have_count(0)
-    expect(output(page, 1)).to_contain_text("Lease shown: 1 GPU (1 × H100-80GB on node-")  # noqa: RUF001 - as it is shown
-    expect(output(page, 2)).to_contain_text("8 GPUs")
-    page.evaluate("jupyterapp.commands.execute('docmanager:save')")
-    page.reload()
-    page.wait_for_function(READY, timeout=WAIT_MS)
-    expect(output(page, 1)).to_contain_text("Lease shown: 1 GPU")
