@@ -78,8 +78,11 @@ def test_a_pool_is_a_widget_that_requests_and_lists_what_comes_of_it(kernel, poo
     data = kernel.shown("pool")[0]["data"]
     assert "8 GPUs" in data["text/plain"] or "8 GPUs" in data["text/html"]
     comm = data[VIEW]["model_id"]
+    made = kernel.heard(
+        lambda each: each["content"].get("comm_id") == comm and each["msg_type"] == "comm_open"
+    )
+    fields = {each["name"]: each for each in made["content"]["data"]["state"]["said"]["fields"]}
     kernel.tell(comm, {"view": "a", "shown": True})
-    fields = {each["name"]: each for each in kernel.heard(said)["content"]["data"]["state"]["said"]["fields"]}
     assert fields["model"]["choices"] == ["H100-80GB"]
     assert fields["project"]["choices"] == ["default"]
     assert "mig" not in fields, "no device offers a profile"
