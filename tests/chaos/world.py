@@ -6,6 +6,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import ssl
 import subprocess
 import threading
@@ -62,6 +63,8 @@ class World(PoolProcesses):
             for proxy in self.proxies.values():
                 proxy.close()
             if self.disk:
+                kept = self.folder / "controller-kept"
+                shutil.copytree(self.folder / "controller", kept, ignore=shutil.ignore_patterns("dask*"))
                 subprocess.run(["umount", "-l", self.folder / "controller"], check=False)
 
     def _mount(self) -> bool:
