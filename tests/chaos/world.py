@@ -22,7 +22,7 @@ from jupyter_gpupool.driver.simulated.processes import uses
 from jupyter_gpupool.node.membership import FILE, join
 from tests.chaos.proxy import Proxy
 from tests.chaos.record import Asked, Record, Wish
-from tests.pool_processes import PoolProcesses
+from tests.pool_processes import PoolProcesses, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,12 +60,27 @@ class World(PoolProcesses):
         try:
             super().__exit__(*arguments)
         finally:
+            self._end_what_is_left()
             for proxy in self.proxies.values():
                 proxy.close()
             if self.disk:
                 kept = self.folder / "controller-kept"
                 shutil.copytree(self.folder / "controller", kept, ignore=shutil.ignore_patterns("dask*"))
                 subprocess.run(["umount", "-l", self.folder / "controller"], check=False)
+
+    def _end_what_is_left(self) -> None:
+        """After a failure nobody else would."""
+        for process in psutil.process_iter():
+            if (_safely(process.environ) or {}).get("GPUPOOL_SIMULATED") == str(self.simulated):
+                _safely(process.kill)
+
+    def wait_for_controller(self) -> None:
+        """Wait until it answers, for as long as a busy machine may take."""
+        wait_for(
+            lambda: self._alive("controller") and self.said.get("pid") == self.pid("controller"),
+            "a pool",
+            PATIENCE,
+        )
 
     def _mount(self) -> bool:
         """Put the controller's folder on a small disk, which root can; whether it is there."""
