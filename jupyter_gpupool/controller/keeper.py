@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: A snapshot is taken after so many pool events, so that a restart replays no more than that.
-SNAPSHOT_AFTER = 2000
+SNAPSHOT_AFTER = 1000
 
 
 class Keeper:
@@ -48,8 +48,7 @@ class Keeper:
         """Make the pool that the journal tells of, and say again what it told people."""
         state, _ = self._store.restore()
         pool = Pool.restore(state) if state is not None else Pool()
-        for seq, event in self._store.replay():
-            self._keep_notices(seq, _handle(pool, event))
+        self._keep_notices([(seq, _handle(pool, event)) for seq, event in self._store.replay()])
         return pool
 
     def submit(
@@ -94,13 +93,13 @@ class Keeper:
             self._store.snapshot(self.pool.snapshot())
 
     def _done(self, seq: int, event: PoolEvent, instructions: list[Instruction]) -> None:
-        self._keep_notices(seq, instructions)
+        self._keep_notices([(seq, instructions)])
         self._follow(event, instructions)
 
-    def _keep_notices(self, seq: int, instructions: list[Instruction]) -> None:
-        notices = [each for each in instructions if isinstance(each, Notify)]
+    def _keep_notices(self, followed: list[tuple[int, list[Instruction]]]) -> None:
+        said = [(seq, [each for each in out if isinstance(each, Notify)]) for seq, out in followed]
         try:
-            self._store.add_notices(seq, notices)
+            self._store.add_all_notices(said)
         except StoreError:  # they are said again when the journal is replayed
             logger.exception("Notices could not be kept.")
 

@@ -129,12 +129,15 @@ class Records:
         Saying it again (at replay) changes nothing. It is not synced to the disk by itself: a power cut takes
         away no more than what replaying the journal brings back.
         """
+        return self.add_all_notices([(-time.time_ns() if event is None else event, notices)])
+
+    def add_all_notices(self, said: Iterable[tuple[int, Iterable[Notify]]]) -> bool:
+        """Keep what followed from many events, as a replay says it, in one go; see `add_notices`."""
         now = round(self._wall(), 3)
-        event = -time.time_ns() if event is None else event
-        said = list(notices)
         rows = [
             (event, nth, now, each.user, each.notice.value, each.lease, each.sentence, each.data)
-            for nth, each in enumerate(said)
+            for event, notices in said
+            for nth, each in enumerate(notices)
         ]
         if not rows:
             return False
@@ -148,7 +151,7 @@ class Records:
             added = sql.total_changes > before
             last = sql.execute("SELECT max(seq) FROM notices").fetchone()[0]
             sql.execute("DELETE FROM notices WHERE seq <= ?", (last - NOTICES,))
-        self._told.update((each.user, last) for each in said)
+        self._told.update((row[3], last) for row in rows)
         return added
 
     def is_told(self, user: str, after: int, *, admin: bool = False) -> bool:
