@@ -11,6 +11,8 @@ import json
 import os
 import secrets
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -39,9 +41,23 @@ def main() -> int:
     if options.once:
         with own_pool():
             return 0 if show() else 1
+    if trouble := in_use(options.port):
+        say(f"Port {options.port} cannot be used ({trouble}). Take another one: make demo PORT=8889")
+        return 1
     if not show():
         return 1
     return serve(options.port)
+
+
+def in_use(port: int) -> str:
+    """Say why nobody can listen at a port; empty: one can."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            return str(error.strerror)
+    return ""
 
 
 @contextlib.contextmanager
@@ -136,7 +152,10 @@ def say(text: str) -> None:
 
 
 def serve(port: int) -> int:
-    """Serve JupyterLab with the tour on 127.0.0.1 until Ctrl-C; the pool ends itself when unused."""
+    """Serve JupyterLab with the tour on 127.0.0.1 until Ctrl-C; the pool ends itself when unused.
+
+    JupyterLab would ask back on Ctrl-C, in a group of its own it gets none; SIGTERM ends it with its kernels.
+    """
     token = secrets.token_hex(16)
     say("\nJupyterLab with this notebook, until Ctrl-C:")
     say(f"http://127.0.0.1:{port}/lab/tree/tour.ipynb?token={token}")
@@ -148,10 +167,14 @@ def serve(port: int) -> int:
             *(["--allow-root"] if os.getuid() == 0 else []),
         ),
     ]
-    try:
-        return subprocess.run(command, check=False, env={**os.environ, "JUPYTER_TOKEN": token}).returncode
-    except KeyboardInterrupt:
-        return 0
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    with subprocess.Popen(command, env={**os.environ, "JUPYTER_TOKEN": token}, process_group=0) as lab:
+        try:
+            return lab.wait()
+        except KeyboardInterrupt:
+            lab.terminate()
+            return 0
 
 
 if __name__ == "__main__":

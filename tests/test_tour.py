@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from jupyter_gpupool.embedded_start import free_port
+from tests.conftest import wait_until
 
 if TYPE_CHECKING:
     from jupyter_gpupool.client import Pool
@@ -84,3 +91,43 @@ def test_make_demo_and_make_test_know_what_to_do() -> None:
         assert done.returncode == 0, done.stderr
         assert command in done.stdout
     assert os.access(ROOT / "examples" / "tour.ipynb", os.R_OK)
+
+
+def test_the_demo_serves_jupyterlab_with_the_tour_until_it_is_interrupted(pool: Pool) -> None:
+    """At the address that it prints, to whoever has the token in it."""
+    code = f"import sys; sys.path.insert(0, 'examples'); import demo; sys.exit(demo.serve({free_port()}))"
+    demo = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    with demo:
+        address = next(line.strip() for line in demo.stdout or () if line.startswith("http"))
+        wait_until(lambda: page(address).is_success, 120)
+        assert "jupyter-config-data" in page(address).text
+        notebook = address.replace("/lab/tree/", "/api/contents/")
+        assert page(notebook).json()["type"] == "notebook"
+        assert page(address.partition("?")[0]).status_code == 302, "without the token one is asked for it"
+        demo.send_signal(signal.SIGINT)
+        assert demo.wait(30) == 0
+        assert page(address).status_code == GONE
+
+
+#: Stands for no answer at all.
+GONE = 599
+
+
+def page(address: str) -> httpx.Response:
+    try:
+        return httpx.get(address, timeout=20)
+    except httpx.TransportError:
+        return httpx.Response(GONE)
+
+
+def test_a_port_in_use_is_said_before_the_tour_runs() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        command = [sys.executable, "examples/demo.py", "--port", port]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stdout == (
+        f"Port {port} cannot be used (Address already in use). Take another one: make demo PORT=8889\n"
+    )
