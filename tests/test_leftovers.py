@@ -90,6 +90,7 @@ def test_an_agent_that_cannot_write_its_list_still_ends_what_it_is_told_to(tmp_p
                 await asyncio.sleep(0.02)
         monkeypatch.undo()
         await leases.close(keep=False)
+        assert (tmp_path / "agent").exists() is (trouble == "the disk is full"), "what is gone stays gone"
         return reports
 
     assert [each["report"] for each in asyncio.run(go())] == ["slice_freed"]

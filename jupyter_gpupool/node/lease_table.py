@@ -104,7 +104,6 @@ class Table:
             "run": str(self.run),
             "entries": [asdict(each) for each in self.entries.values()],
         }
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have deleted it
         new = self._path.with_suffix(".new")
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
