@@ -13,7 +13,7 @@ help:
 	@echo "make demo ONCE=1  the same, but end after the tour; the last line is its result as JSON"
 	@echo "make test         install into .venv, check the style and run all tests"
 	@echo "make chaos        attack a pool of real processes for MINUTES with SEED; the last line is its result as JSON"
-	@echo "make soak         the tests that take longer than minutes"
+	@echo "make soak         the tests that take longer than minutes; GPUs fail for MINUTES with SEED under steady work"
 	@echo "make clean        remove what the others made"
 
 demo: $(VENV)/.demo
@@ -33,6 +33,7 @@ chaos: $(VENV)/.dev
 
 soak: $(VENV)/.dev
 	$(BIN)/python -m pytest -m soak tests
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
