@@ -153,6 +153,38 @@ def test_a_program_s_own_cuda_error_reaches_its_owner_and_its_process_takes_no_o
     assert client.run_on_scheduler(suspicions) == {}
 
 
+def test_a_result_that_a_spoilt_process_cannot_give_any_more_is_computed_again(lease, client):
+    """No task has failed: the peer that asks for the result meets the error, and the process is replaced."""
+    first = client.submit(square, 5, workers=[lease.parts[0].id], allow_other_workers=True)
+    wait(first, timeout=LONGEST)
+    [address] = client.who_has(first)[first.key]
+    before = client.run(os.getpid)[address]
+    lease.node.machine.poison(before)
+    assert client.submit(lambda x: x + 1, first, workers=[lease.parts[1].id]).result(timeout=LONGEST) == 26
+    assert first.result(timeout=LONGEST) == 25
+    assert lease.node.wait("suspect", slice=lease.parts[0].id), "the node was asked whose fault it is"
+    there = client.submit(os.getpid, workers=[lease.parts[0].id], pure=False)
+    assert there.result(timeout=LONGEST) != before
+
+
+class Faulty:
+    """An actor whose call spoils its process."""
+
+    def break_it(self):
+        illegal_access()
+
+
+def test_an_actor_s_cuda_error_reaches_its_caller_and_its_process_is_started_anew(lease, client):
+    actor = client.submit(Faulty, actor=True, workers=[lease.parts[0].id]).result(timeout=LONGEST)
+    before = client.submit(os.getpid, workers=[lease.parts[0].id]).result(timeout=LONGEST)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        actor.break_it().result(timeout=LONGEST)
+    assert lease.node.wait("suspect", slice=lease.parts[0].id)["error"].startswith("cudaErrorIllegalAddress")
+    deadline = time.monotonic() + LONGEST
+    while client.submit(os.getpid, workers=[lease.parts[0].id], pure=False).result(timeout=LONGEST) == before:
+        assert time.monotonic() < deadline
+
+
 def test_an_error_that_is_not_cuda_s_is_not_held_back(lease, client):
     future = client.submit(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -133,7 +133,8 @@ def _moves(state: State, lease: Lease, old: str, new: str) -> str:
     """Say where work goes, and what is wrong where it was."""
     record = state.devices.get(old)
     gone = f" from {state.device_name(old)}" if record else ""
-    why = (record.cordoned or record.sentence).rstrip(".") if record else ""
+    node = state.nodes[record.device.node].cordoned if record else ""
+    why = (record.cordoned or node or record.sentence).rstrip(".") if record else ""
     return f"{lease.request.name}: work moves{gone} to {state.device_name(new)}{f' ({why})' if why else ''}."
 
 
