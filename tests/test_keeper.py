@@ -109,9 +109,12 @@ def test_a_fault_in_the_rules_stops_neither_the_controller_nor_its_next_start(st
     assert not Keeper(store, Clock(store), lambda event, instructions: None).pool.nodes
 
 
-def _lease_on(device: str, idle_since: int = 0) -> dict[str, Any]:
+def _lease_on(device: str, idle_since: int = 0, granted_at: int = 1) -> dict[str, Any]:
     slices = {"L1/0": SimpleNamespace(device=device, state=SliceState.RUNNING)}
-    return {"L1": SimpleNamespace(state=LeaseState.ACTIVE, slices=slices, idle_since=idle_since)}
+    active = SimpleNamespace(
+        id="L1", state=LeaseState.ACTIVE, slices=slices, idle_since=idle_since, granted_at=granted_at
+    )
+    return {"L1": active}
 
 
 def test_a_lease_is_idle_from_when_neither_its_scheduler_nor_its_gpu_worked():
@@ -129,6 +132,22 @@ def test_a_lease_is_idle_from_when_neither_its_scheduler_nor_its_gpu_worked():
     assert list(idleness.changes(_lease_on("g", idle_since=20), {"g": busy}, 70)) == [back]
     idleness.withdraw("L1")
     assert list(idleness.changes(_lease_on("g", idle_since=20), {"g": calm}, 70)) == [back]
+
+
+def test_a_lease_that_goes_on_after_a_suspension_has_been_idle_since_then_at_the_earliest():
+    idleness = Idleness()
+    idleness.claim("L1", 10)
+    [event] = idleness.changes(_lease_on("g", granted_at=40), {}, 50)
+    assert event.since == 40
+
+
+def test_what_was_idle_before_a_restart_of_the_controller_still_is():
+    idleness = Idleness()
+    lease = _lease_on("g", idle_since=20)
+    idleness.remember(lease.values())
+    assert list(idleness.changes(lease, {}, 60)) == []
+    idleness.withdraw("L1")
+    assert list(idleness.changes(lease, {}, 60)) == [LeaseBusy(now=60, cause="readings", lease="L1")]
 
 
 def test_the_keys_of_a_lease_outlive_the_controller(store):
