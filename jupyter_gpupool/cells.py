@@ -149,7 +149,8 @@ class Cells:
     def _borrow(self, args: Namespace) -> Lease:
         magic = self._magic
         asked = {"project": magic.project, "time_limit": magic.time_limit, "interactive": magic.interactive}
-        return magic.pool().request(gpus=args.gpus, **{name: each for name, each in asked.items() if each})
+        said = {name: each for name, each in asked.items() if each not in ("", None)}
+        return magic.pool().request(gpus=args.gpus, **said)
 
     def _lease(self, name: str | None) -> Lease:
         """Find the lease; the one that the last cell ran on is asked for only when it does not answer."""

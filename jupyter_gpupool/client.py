@@ -12,6 +12,7 @@ Rule 3: `distributed` is imported when a client is asked for, not before; import
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
@@ -67,7 +68,8 @@ class RequestOptions(TypedDict, total=False):
     #: "2h", "30m" or seconds.
     time_limit: str | float
     idle_timeout: str | float
-    #: An interactive lease within its quota is never taken back; a preemptible one may be.
+    #: An interactive lease within its quota is never taken back; any other, and a preemptible one, may be.
+    #: From a notebook's kernel requests are interactive unless they say otherwise.
     interactive: bool
     preemptible: bool
     #: Among one's own requests; higher first.
@@ -155,7 +157,10 @@ class Pool(_Pool):
         with Progress(on_wait is None) as progress:
             told = on_wait or progress
             asked = steps.request(
-                with_wishes(what), wait=wait, timeout=timeout, on_wait=lambda data: told(Lease(self, data))
+                with_wishes(from_here(what)),
+                wait=wait,
+                timeout=timeout,
+                on_wait=lambda data: told(Lease(self, data)),
             )
             return Lease(self, self.carry_out(asked))
 
@@ -165,7 +170,7 @@ class Pool(_Pool):
         Raises:
             PoolError: It would be refused.
         """
-        return tables.Said(self.carry_out(steps.trial(what)), display.trial_words)
+        return tables.Said(self.carry_out(steps.trial(from_here(what))), display.trial_words)
 
     def leases(self, *, everybody: bool = False, ended: bool = False) -> list[Lease]:
         """List your leases and pending requests, or everybody's.
@@ -329,12 +334,12 @@ class AsyncPool(_Pool):
             if on_wait is not None:
                 on_wait(AsyncLease(self, data))
 
-        asked = steps.request(with_wishes(what), wait=wait, timeout=timeout, on_wait=told)
+        asked = steps.request(with_wishes(from_here(what)), wait=wait, timeout=timeout, on_wait=told)
         return AsyncLease(self, await self.carry_out(asked))
 
     async def trial(self, **what: Unpack[RequestOptions]) -> tables.Said:
         """Say whether a request would start now, else when and why. See `Pool.trial`."""
-        return tables.Said(await self.carry_out(steps.trial(what)), display.trial_words)
+        return tables.Said(await self.carry_out(steps.trial(from_here(what))), display.trial_words)
 
     async def leases(self, *, everybody: bool = False, ended: bool = False) -> list[AsyncLease]:
         """List your leases and pending requests, or everybody's. See `Pool.leases`."""
@@ -368,6 +373,14 @@ class AsyncPool(_Pool):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def from_here(what: RequestOptions) -> RequestOptions:
+    """Add what a request has by where it is made: from a notebook's kernel it is interactive."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if hasattr(shell, "kernel") and "interactive" not in what and not what.get("preemptible"):
+        return {**what, "interactive": True}
+    return what
 
 
 def _warm_up() -> None:

@@ -313,7 +313,7 @@ def explanation_words(answer: Mapping[str, Any]) -> list[str]:
 def trial_words(answer: Mapping[str, Any]) -> list[str]:
     """Say what would come of a request."""
     if answer["starts_now"]:
-        return ["It would start now."]
+        return [*answer.get("sentences", ())] or ["It would start now."]
     when = from_now(answer.get("expected_start")) or "at a time that nobody can tell"
     place = f", at place {answer['place']} in the queue" if answer.get("place") else ""
     reasons = [" ".join(filter(None, (each["sentence"], each["advice"]))) for each in answer["reasons"]]

@@ -127,7 +127,7 @@ class GPUPool(Magics, Configurable):
             args.project = args.project or self.project or None
             args.time_limit = args.time_limit or self.time_limit or None
             if args.interactive is None and not args.preemptible:
-                args.interactive = self.interactive or None
+                args.interactive = self.interactive
         return args
 
     def _carry_out(self, command: Command, args: Namespace) -> Any:

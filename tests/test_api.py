@@ -621,6 +621,30 @@ async def test_what_is_said_of_the_configuration_can_be_set_again_and_defaults_h
 
 
 @pytest.mark.asyncio
+async def test_the_queue_is_in_the_order_of_the_rules_whoever_looks_and_each_place_is_there_once(tmp_path):
+    async with running(tmp_path) as kit:
+        tree = {"projects": [{"name": "a", "quota": 4}, {"name": "b", "quota": 4}]}
+        assert (await kit.call("adm", "PUT", "/v1/projects", tree)).status_code == 200
+        await kit.ask("ann", gpus=8, project="a", interactive=True)
+        asked = [("ann", "a"), ("ann", "a"), ("ben", "b"), ("ann", "a"), ("ben", "b")]
+        for number, (who, project) in enumerate(asked):
+            await kit.ask(who, gpus=8, project=project, name=f"w{number}")
+        for who in ("ann", "ben", "adm"):
+            rows = (await kit.call(who, "GET", "/v1/queue")).data["queue"]
+            assert [(row["place"], row["user"]) for row in rows] == [
+                (1, "ben"),
+                (2, "ben"),
+                (3, "ann"),
+                (4, "ann"),
+                (5, "ann"),
+            ]
+            for row in rows:
+                if row["id"]:
+                    lease = (await kit.call(who, "GET", f"/v1/leases/{row['id']}")).data
+                    assert (lease["place"], lease["expected_start"]) == (row["place"], row["expected_start"])
+
+
+@pytest.mark.asyncio
 async def test_everybody_sees_how_they_stand_and_what_a_reclaim_went_by_but_no_names_of_others(tmp_path):
     async with running(tmp_path) as kit:
         kit.controller.obey = True

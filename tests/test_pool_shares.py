@@ -810,6 +810,25 @@ def test_what_a_reclaim_undid_is_in_its_record_and_in_the_ledger():
     assert Pool.restore(made.pool.snapshot()) == made.pool
 
 
+def test_who_waits_for_others_to_give_back_is_first_and_a_suspended_one_says_why_it_was():
+    made = world(nodes=1)
+    ask(made, "a1", count=4)
+    made.wait(MIN_RUN)
+    made.ignore = {DrainSlice}
+    ask(made, "b1", "b", count=2)
+    ask(made, "b2", "b", count=2)
+    assert made.pool.order() == ["b1", "b2"]
+    assert [made.pool.explain(each, made.now).place for each in made.pool.order()] == [1, 2]
+    for ident in list(made.pool.leases["a1"].slices):
+        made.send(SliceDrained, slice=ident)
+    assert made.state("a1") == "suspended"
+    said = made.pool.explain("a1", made.now).sentences
+    assert said[0] == (
+        "a1 was suspended: project b is below its share (2 GPUs) and project a above its (2 GPUs)."
+    )
+    assert len(said) > 1
+
+
 def test_an_account_tells_used_and_decayed_and_both_outlive_a_restart_and_another_half_life():
     made = world(nodes=1, half_life=HOUR)
     ask(made, "a1", count=2, time_limit=8 * HOUR)

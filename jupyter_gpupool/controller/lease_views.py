@@ -88,7 +88,9 @@ def lease(face: ControllerFace, record: Lease, *, explained: bool = True) -> dic
         "wanted": record.wanted,
         "surplus": len(record.extra),
         "holds": _holds(record),
-        "preemptible": request.preemptible,
+        "preemptible": request.preemptible
+        or not request.interactive
+        or record.idle_steps > face.pool.defaults.idle_warnings,
         "interactive": request.interactive,
         "idle_since": when(face, record.idle_since),
         "idle_timeout": (request.idle_timeout or face.pool.defaults.idle_timeout) / 1000,
@@ -201,15 +203,14 @@ def explanation(face: ControllerFace, why: Explanation) -> dict[str, Any]:
 def queue(face: ControllerFace, person: Person, most: int) -> list[dict[str, Any]]:
     """Return what waits, the next one first; why and until when only of what the person may see."""
     reach = face.store.shared_to(person.user)
-    waiting = [each for each in face.pool.leases.values() if each.state in WAITING]
-    waiting.sort(key=lambda each: (each.request.arrived, each.id))
     rows, end = [], time.monotonic() + PATIENCE_S
-    for place, record in enumerate(waiting[:most], start=1):
+    for place, ident in enumerate(face.pool.order()[:most], start=1):
+        record = face.pool.leases[ident]
         seen = may_see(record, person, reach)
         explained = seen and time.monotonic() < end
-        why = face.pool.explain(record.id, face.clock.now()) if explained else None
-        rows.append(_waits(face, record, (why.place if why else 0) or place, why, seen=seen))
-    return sorted(rows, key=lambda row: row["place"])
+        why = face.pool.explain(ident, face.clock.now()) if explained else None
+        rows.append(_waits(face, record, place, why, seen=seen))
+    return rows
 
 
 def _waits(

@@ -57,7 +57,11 @@ def explain(state: State, lease: Lease, now: int) -> Explanation:
         told = f"{lease.why[0].upper()}{lease.why[1:]}, in {minutes} min at the latest."
         reason = Refusal(reason=Reason.RECLAIMING, sentence=told)
         return Explanation(
-            starts_now=False, place=1, expected_start=until, reasons=(reason,), sentences=(told,)
+            starts_now=False,
+            place=[*state.claims].index(lease.id) + 1,
+            expected_start=until,
+            reasons=(reason,),
+            sentences=(told,),
         )
     ahead = before(state, lease)
     book = elastic.heads(state).resolve()
@@ -65,9 +69,10 @@ def explain(state: State, lease: Lease, now: int) -> Explanation:
     start = _start(state, lease, ahead, book, reasons)
     reasons = tuple(_or_wait(each, start - state.now) for each in reasons)
     words = tuple(each.sentence for each in reasons)
-    return Explanation(
-        starts_now=False, place=len(ahead) + 1, expected_start=start, reasons=reasons, sentences=words
-    )
+    if lease.state is LeaseState.SUSPENDED and lease.why:
+        words = (f"{lease.request.name} was suspended: {lease.why}.", *words)
+    place = len(state.claims) + len(ahead) + 1
+    return Explanation(starts_now=False, place=place, expected_start=start, reasons=reasons, sentences=words)
 
 
 def order(state: State) -> Iterator[Lease]:
@@ -75,6 +80,11 @@ def order(state: State) -> Iterator[Lease]:
     for leaf in give.order(state):
         for _, ident in leaf.line.all() if leaf.line else ():
             yield state.leases[ident]
+
+
+def places(state: State) -> list[str]:
+    """The ids of all that waits, the next one first: those for whom others give back, then the queue."""
+    return [*state.claims, *(each.id for each in order(state))]
 
 
 def before(state: State, lease: Lease) -> list[Lease]:

@@ -252,8 +252,8 @@ describe('asRequest', () => {
       { kind: 'mig', mig: '1g.10gb', nvlink: true },
       { mig: '1g.10gb', nvlink: true }
     ]
-  ] as const)('says only what was said: %j', (draft, what) => {
-    expect(asRequest({ ...EMPTY, ...draft })).toEqual(what);
+  ] as const)('says only what was said, and that a person is at it: %j', (draft, what) => {
+    expect(asRequest({ ...EMPTY, ...draft })).toEqual({ ...what, interactive: true });
   });
 });
 

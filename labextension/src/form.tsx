@@ -89,6 +89,9 @@ export function asRequest(draft: IDraft): Request {
   }
   TEXTS.filter(name => draft[name].trim()).forEach(name => (what[name] = draft[name].trim()));
   FLAGS.filter(name => draft[name]).forEach(name => (what[name] = true));
+  if (!draft.preemptible) {
+    what.interactive = true; // a person is at it
+  }
   if (draft.priority) {
     what.priority = draft.priority;
   }
