@@ -150,10 +150,14 @@ class PoolProcesses:
         except (OSError, ValueError):
             return {}
 
+    def admin_token(self) -> str:
+        """The token of the administrator who started the pool."""
+        found: str = json.loads((self.folder / "controller" / "admin.json").read_text())["token"]
+        return found
+
     def call(self, method: str, path: str, body: Any = None, **more: Any) -> Any:
         """Call the API as the administrator who started the pool."""
-        token = json.loads((self.folder / "controller" / "admin.json").read_text())["token"]
-        said = self.said
+        token, said = self.admin_token(), self.said
         context = ssl.create_default_context(cadata=said["ca"])
         headers = {"Authorization": f"Bearer {token}", **more}
         answer = httpx.request(

@@ -162,6 +162,34 @@ async def test_a_mig_instance_is_made_once_remembered_and_destroyed(tmp_path):
     assert again.offered(whole) == whole
 
 
+@pytest.mark.asyncio
+async def test_what_an_agent_finds_at_its_start_that_belongs_to_nothing_goes_at_the_second_look(tmp_path):
+    machines = tmp_path / "machines"
+    simulated.create(machines, {"node-1": 1})
+    machine = simulated.Machine(machines)
+    [device] = machine.devices("node-1")
+    machine.mig(device)
+    environ = {**os.environ, **simulated.environment(machines, "node-1")}
+    older = Instances(tmp_path / "others.json", environ)
+    await older.create(device, encode(Instance(profile="1g.10gb", start=6, size=1)))
+    before = Instances(tmp_path / "instances.json", environ)
+    mine, _ = await before.create(device, encode(Instance(profile="1g.10gb", start=0, size=1)))
+    used = mine.uuid
+    await before.create(device, encode(Instance(profile="1g.10gb", start=1, size=1)))
+    machine.fail_next(device, "nvmlGpuInstanceCreateComputeInstance")
+    machine.fail_next(device, "nvmlGpuInstanceDestroy")
+    await before.create(device, encode(Instance(profile="2g.20gb", start=2, size=2)))
+    assert len(machine.describe(device)["instances"]) == 4
+    assert [await before.sweep(device, {used}) for _ in range(2)] == [0, 1], "what is new is left alone"
+    after = Instances(tmp_path / "instances.json", environ)
+    assert after.suspects({used}), "there is one of the pool's making that nobody uses"
+    assert [await after.sweep(device, {used}) for _ in range(3)] == [0, 1, 0]
+    assert sorted(each["start"] for each in machine.describe(device)["instances"]) == [0, 6]
+    for _ in range(3):
+        after.suspects({used})
+    assert not after.suspects({used})
+
+
 # -------------------------------------------------------------------------------------------------- fitness
 
 

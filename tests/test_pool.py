@@ -13,9 +13,12 @@ from jupyter_gpupool.core.model import (
     AddSlice,
     ConfigChanged,
     Cordoned,
+    CreateInstance,
+    DestroyInstance,
     DrainMode,
     DrainSlice,
     EndLease,
+    InstanceCreated,
     LeaseExtended,
     LeaseFailed,
     LeaseStarted,
@@ -39,6 +42,7 @@ from jupyter_gpupool.core.model import (
     Verdict,
 )
 from jupyter_gpupool.core.pool import Pool
+from tests.placing import node as mig_node
 from tests.pool_helpers import World, kinds, node
 
 
@@ -446,3 +450,42 @@ class TestReplay:
             assert world.send(kind, slice="b/0") == []
         assert world.send(LeaseStarted, lease="a", address="elsewhere") == []
         assert world.pool.snapshot() == before
+
+
+class TestInstances:
+    """MIG instances that the agent has made when nobody waits for them any more."""
+
+    def world(self):
+        world = World(mig_node("node-1", 1, "A100-40GB", mig=True))
+        world.ignore = {StartLease}
+        [order] = [
+            each for each in world.ask("a", mig="2g.10gb", milli=0) if isinstance(each, CreateInstance)
+        ]
+        return world, order
+
+    def made(self, order, **more):
+        return {
+            "slice": order.slice,
+            "uuid": "MIG-1",
+            "device": order.device,
+            "instance": order.instance,
+            **more,
+        }
+
+    def test_one_whose_slice_is_gone_is_destroyed(self):
+        world, order = self.world()
+        world.release("a")
+        [gone] = world.send(InstanceCreated, **self.made(order))
+        assert isinstance(gone, DestroyInstance)
+        assert (gone.device, gone.node, gone.instance.uuid) == (order.device, "node-1", "MIG-1")
+
+    def test_one_whose_place_was_granted_anew_is_left_to_whom_has_it(self):
+        world, order = self.world()
+        world.release("a")
+        world.ask("b", mig="2g.10gb", milli=0)
+        assert world.send(InstanceCreated, **self.made(order)) == []
+
+    def test_one_on_a_device_that_nobody_knows_changes_nothing(self):
+        world, order = self.world()
+        world.release("a")
+        assert world.send(InstanceCreated, **self.made(order, device="GPU-other")) == []

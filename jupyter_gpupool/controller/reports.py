@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.core.model import (
+    Instance,
     InstanceCreated,
     InstanceFailed,
     LeaseBusy,
@@ -144,7 +145,17 @@ def _holds(said: Said) -> PoolEvent:
 
 def _instance_created(said: Said) -> PoolEvent:
     number = said.number("gpu_instance") if "gpu_instance" in said.report else -1
-    return InstanceCreated(**said.head, slice=said.text("slice"), uuid=said.text("uuid"), gpu_instance=number)
+    device, made = str(said.report.get("device", "")), said.report.get("instance")
+    if device and said.node_of_device(device) != said.node:
+        raise BadReportError(f"{device} is not its device")
+    return InstanceCreated(
+        **said.head,
+        slice=said.text("slice"),
+        uuid=said.text("uuid"),
+        gpu_instance=number,
+        device=device,
+        instance=decode(Instance, made) if made else None,
+    )
 
 
 #: Report -> who may say it, and the pool event that it is.

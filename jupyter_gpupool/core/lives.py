@@ -17,6 +17,7 @@ import json
 from typing import TYPE_CHECKING
 
 from jupyter_gpupool.core import claims, grants, idle, replace
+from jupyter_gpupool.core.mig import bits
 from jupyter_gpupool.core.model import (
     DestroyInstance,
     DrainMode,
@@ -330,14 +331,36 @@ def on_lease_freed(state: State, event: LeaseFreed) -> None:
 def on_instance_created(state: State, event: InstanceCreated) -> None:
     """A MIG instance exists: its worker can start."""
     found = state.slice_of(event.slice)
-    instance = found[1].instance if found else None
-    if not found or not instance or instance.uuid:
+    if not found:
+        _give_up_instance(state, event)
         return
     lease, slice_ = found
+    instance = slice_.instance
+    if not instance or instance.uuid:
+        return
     instance = dataclasses.replace(instance, uuid=event.uuid, gpu_instance=event.gpu_instance)
     lease.slices[slice_.id] = fresh = dataclasses.replace(slice_, instance=instance)
     state.touch(lease)
     grants.add_slice(state, lease, fresh)
+
+
+def _give_up_instance(state: State, event: InstanceCreated) -> None:
+    """Destroy an instance whose slice is gone by now, unless its place has been granted anew.
+
+    Whoever has the place then finds the instance there, or is refused and goes elsewhere.
+    """
+    record = state.devices.get(event.device)
+    if record is None or event.instance is None:
+        return
+    taken = [each.part.instance for each in state.cluster.taken_of(event.device)]
+    if not any(bits(each) & bits(event.instance) for each in taken):
+        state.emit(
+            DestroyInstance,
+            slice=event.slice,
+            node=record.device.node,
+            device=event.device,
+            instance=dataclasses.replace(event.instance, uuid=event.uuid, made=True),
+        )
 
 
 def on_instance_failed(state: State, event: InstanceFailed) -> None:

@@ -644,6 +644,9 @@ class InstanceCreated(PoolEvent):
     slice: str
     uuid: str
     gpu_instance: int = -1
+    #: What it is and on which device: its slice may be gone by now.
+    device: str = ""
+    instance: Instance | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

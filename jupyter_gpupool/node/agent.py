@@ -153,6 +153,7 @@ class Agent:
         self._do(self._lock_again())
         self._do(self._fitness.keep())
         self._do(self._guard.keep())
+        self._do(self._sweep())
         await self._gone.wait()
 
     async def _end_the_dead(self) -> None:
@@ -319,13 +320,30 @@ class Agent:
         logger.error("%s", order.get("why"))
 
     async def _create_instance(self, order: Message) -> None:
-        said: Message = {"slice": str(order.get("slice"))}
-        made, why = await self._instances.create(str(order.get("device")), order.get("instance") or {})
+        part, device, wanted = str(order.get("slice")), str(order.get("device")), order.get("instance") or {}
+        said: Message = {"slice": part, "device": device}
+        made, why = await self._instances.create_once(part, device, wanted)
         if made is not None:
-            said |= {"uuid": made.uuid, "gpu_instance": made.gpu_instance}
+            said |= {"uuid": made.uuid, "gpu_instance": made.gpu_instance, "instance": encode(made)}
             self._connection.outbox.put({"report": "instance_created", **said})
         else:
             self._connection.outbox.put({"report": "instance_failed", **said, "why": why})
+
+    async def _sweep(self) -> None:
+        """Look for MIG instances that belong to nothing, at first soon after the start."""
+        while True:
+            await asyncio.sleep(2 * self._settings.interval)
+            parts = [part.get("instance") or {} for part in self._leases.parts()]
+            used = {str(each.get("uuid")) for each in parts}
+            looks = self._instances.suspects(used)
+            for device in [each for each in self._devices if each.mig_managed and looks]:
+                if number := await self._instances.sweep(device.uuid, used):
+                    sentence = (
+                        f"{number} MIG instance(s) on {device.uuid} belonged to nothing and were destroyed."
+                    )
+                    self._on_report(
+                        {"report": "finding", "about": "mig", "subject": device.uuid, "sentence": sentence}
+                    )
 
     async def _destroy_instance(self, order: Message) -> None:
         device = str(order.get("device"))
