@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool._http import Address, Connection, PoolError, Trouble, get
@@ -33,6 +31,7 @@ from jupyter_gpupool.embedded import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
 #: Seconds until all parts of a pool that is being started must answer; two nodes take about 5.
 START_S = 90.0
@@ -102,6 +101,8 @@ class Start:
         folder = self.folder / "controller"
         if "controller" not in self.alive:
             (folder / "pool.json").unlink(missing_ok=True)
+            from jupyter_gpupool.service import free_port
+
             said = {"port": free_port(), "comm_port": free_port(), **read(self.folder / "listen.json")}
             if listen.get("host"):  # the name that goes with another address is another one
                 said.pop("name", None)
@@ -215,18 +216,6 @@ class Detached(subprocess.Popen[bytes]):
 
     def __del__(self, *_: object) -> None:
         """Let go of it without a warning."""
-
-
-def free_port() -> int:
-    """Choose a port that is free and stays so: none that the system gives to outgoing connections."""
-    first = 32768
-    with contextlib.suppress(OSError, ValueError):
-        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
-    for port in random.sample(range(max(1024, first - 10_000), max(2048, first)), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    return 0
 
 
 def simulated_nodes() -> dict[str, int]:

@@ -1,16 +1,19 @@
 """What the pool's long-running processes do alike: their log, their end, one of them a folder.
 
-Used by `controller` and `node` only.
+Used by `controller`, `node` and whoever starts them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import logging.handlers
 import os
+import random
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -106,6 +109,21 @@ async def until_deleted(folder: Path, what: str, handle: int) -> None:
         except OSError:  # a file system that does not answer has deleted nothing
             there = True
         missed = 0 if there else missed + 1
+
+
+def free_port() -> int:
+    """Choose a port that is free and stays so: none that the system gives to outgoing connections.
+
+    While a controller is down, its agents try to reach it, and the system could give its port to one of them.
+    """
+    first = 32768
+    with contextlib.suppress(OSError, ValueError):
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+    for port in random.sample(range(max(1024, first - 10_000), max(2048, first)), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    return 0
 
 
 def give_up(sentence: object) -> NoReturn:

@@ -16,6 +16,7 @@ import pytest
 
 from jupyter_gpupool import Pool, PoolError, embedded, embedded_start
 from jupyter_gpupool._http import Trouble
+from jupyter_gpupool.service import free_port
 from tests.conftest import environment, leaked, wait_until
 
 ONE_NODE = {"node-1": 1}
@@ -187,7 +188,7 @@ def test_a_controller_that_was_killed_and_is_still_to_be_seen_is_waited_out(own_
     with subprocess.Popen(["sleep", "60"]) as dying:
         known = {"pid": dying.pid, "started": embedded.started_at(dying.pid)}
         embedded.write(own_folder / "processes.json", {"controller": known})
-        said = {"url": f"https://127.0.0.1:{embedded_start.free_port()}", "token": "", "ca": ""}
+        said = {"url": f"https://127.0.0.1:{free_port()}", "token": "", "ca": ""}
         embedded.write(own_folder / "client.json", said)
         monkeypatch.setattr(embedded_start.Start, "pool", lambda *_: embedded.processes())
         threading.Timer(0.3, dying.kill).start()

@@ -88,7 +88,7 @@ WHEN_LOADED: dict[str, set[str]] = {
 LATER: dict[str, set[str]] = {
     "hooks": {"client", "magic", "widget", "server"},
     "client": {"embedded", "words"},
-    "embedded": {"driver"},
+    "embedded": {"driver", "service"},
     "words": {"embedded"},
     "cli": {*CORE, "embedded", "controller", "node", "driver", "replay"},
     "magic": {"embedded", "widget"},

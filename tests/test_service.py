@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +54,11 @@ def test_a_folder_has_one_process_of_a_kind(folder):
     path, _ = folder
     with pytest.raises(BlockingIOError, match=f"in use by another controller, process {os.getpid()}"):
         service.claim(path, "controller")
+
+
+def test_a_port_that_is_kept_is_none_that_outgoing_connections_get():
+    """While a controller is down its agents try to reach it, and would take its port by their very tries."""
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports = {service.free_port() for _ in range(200)}
+    assert not [port for port in ports if first <= port <= last]
+    assert min(ports) >= 1024

@@ -121,7 +121,7 @@ def _serve_people(options: argparse.Namespace, controller: Controller) -> Api:
 
 def _port(options: argparse.Namespace, controller: Controller, which: str) -> int:
     wanted = options.comm_port if which == "comm" else options.port
-    return int(wanted or controller.store.get("ports", {}).get(which, 0))
+    return int(wanted or controller.store.get("ports", {}).get(which, 0)) or service.free_port()
 
 
 def _number(address: str) -> int:

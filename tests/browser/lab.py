@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
-from jupyter_gpupool.embedded_start import free_port
+from jupyter_gpupool.service import free_port
 from tests.conftest import environment
 
 if TYPE_CHECKING:
