@@ -45,6 +45,8 @@ class Trouble(StrEnum):
     NOT_SIMULATED = "not_simulated"
     BAD_LINE = "bad_line"
     LEASE_OVER = "lease_over"
+    CUDA_INITIALISED = "cuda_initialised"
+    NOT_LINUX = "not_linux"
 
 
 class PoolError(Exception):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from jupyter_gpupool import _steps as steps
 from jupyter_gpupool import display, tables
+from jupyter_gpupool._attach import take, this_process
 from jupyter_gpupool._http import PoolError, Trouble
 from jupyter_gpupool.core.model import LeaseState
 from jupyter_gpupool.progress import Progress
@@ -227,6 +228,20 @@ class Lease(_Lease):
         """Let exactly these other people use the lease; what they run on it runs as you."""
         return self._patch({"share": list(users)})
 
+    def attach(self) -> tables.Said:
+        """Have this process see the lease's devices, and count as the lease's.
+
+        From then on CUDA_VISIBLE_DEVICES is the lease's devices on this machine. When the lease ends, a
+        process that still uses them is ended with it.
+
+        Raises:
+            PoolError: CUDA is initialised here already, the devices are on another machine, or the lease is
+                not yours.
+        """
+        answer = self._pool.carry_out(steps.attach(self.id, this_process(self.name)))
+        take(answer)
+        return tables.Said({**answer, "lease": self.name}, display.attached_words)
+
     def logs(self) -> tables.Logs:
         """Return what the lease's scheduler and workers wrote, the errors of a start that failed included."""
         return tables.Logs(self._pool.carry_out(steps.logs(self.id)))
@@ -301,6 +316,12 @@ class AsyncLease(_Lease):
     async def scale(self, gpus: int) -> Self:
         """Grow or shrink an elastic lease to at most so many GPUs."""
         return await self._patch({"gpus": gpus})
+
+    async def attach(self) -> tables.Said:
+        """Have this process see the lease's devices, and count as the lease's. See `Lease.attach`."""
+        answer = await self._pool.carry_out(steps.attach(self.id, this_process(self.name)))
+        take(answer)
+        return tables.Said({**answer, "lease": self.name}, display.attached_words)
 
     async def logs(self) -> tables.Logs:
         """Return what the lease's scheduler and workers wrote."""

@@ -181,6 +181,18 @@ def connection(lease: LeaseData) -> Steps[dict[str, Any]]:
     return answer
 
 
+def attach(lease: str, process: Mapping[str, Any]) -> Steps[dict[str, Any]]:
+    """Have a process count as a lease's, and read which devices it is to see.
+
+    Raises:
+        PoolError: It is on another machine, or not its owner's.
+    """
+    answer: dict[str, Any] = yield Call(
+        method="POST", path=lease_path(lease, "attach"), body=process, expects="devices"
+    )
+    return answer
+
+
 def security(connection: Mapping[str, Any]) -> Any:
     """Make Dask's TLS settings of what `connection` has read."""
     import distributed

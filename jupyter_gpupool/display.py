@@ -310,6 +310,15 @@ def explanation_words(answer: Mapping[str, Any]) -> list[str]:
     return lines or ["There is nothing to explain."]
 
 
+def attached_words(answer: Mapping[str, Any]) -> list[str]:
+    """Say what a process has got by being attached to a lease."""
+    devices = answer["devices"]
+    return [
+        f"This process has {count(len(devices), 'device')} of lease {answer['lease']}: {', '.join(devices)}.",
+        "When the lease ends, a process that still uses them is ended with it.",
+    ]
+
+
 def trial_words(answer: Mapping[str, Any]) -> list[str]:
     """Say what would come of a request."""
     if answer["starts_now"]:

@@ -82,6 +82,12 @@ class GPUPool(Magics, Configurable):
                 arguments=lease,
                 run=lambda pool, args: pool.lease(args.lease),
             ),
+            Command(
+                name="attach",
+                help="Have this kernel see a lease's devices, where both are on one machine.",
+                arguments=lease,
+                run=lambda pool, args: pool.lease(args.lease).attach(),
+            ),
             Command(name="config", help="Say which pool this is, and the settings.", run=self._configuration),
         )
 

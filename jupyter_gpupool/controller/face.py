@@ -57,6 +57,9 @@ class ControllerFace(Protocol):
     async def logs(self, lease: str) -> list[dict[str, str]]:
         """Return what the lease's processes have written: "name" and "text" of each."""
 
+    async def attach(self, lease: str, process: dict[str, Any]) -> dict[str, Any]:
+        """Let a process use the lease's devices on its machine: `devices` and `environ`, or "why" not."""
+
     def decided(self, target: str, *, fit: bool) -> None:
         """An administrator has said that a device or node is fit, or that its work is to move away."""
 

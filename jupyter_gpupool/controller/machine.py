@@ -335,6 +335,25 @@ class Controller:
                 found.setdefault(str(log["name"]), {"name": str(log["name"]), "text": str(log["text"])})
         return [found[name] for name in sorted(found)]
 
+    async def attach(self, lease: str, process: dict[str, Any]) -> dict[str, Any]:
+        """Let a process use the lease's devices on its machine: `devices` and `environ`, or "why" not.
+
+        Args:
+            lease: The lease's id.
+            process: Its `pid`, `started` and `boot`, as it has said them; the agent of its machine looks.
+        """
+        record = self.pool.leases[lease]
+        nodes = sorted({each.node for each in record.slices.values()})
+        question = {"order": "attach", "lease": lease, "user": record.request.user, **process}
+        answers = await asyncio.gather(*(self.agents.ask(node, question, ANSWER) for node in nodes))
+        said = [each for each in answers if each]
+        # One node: on a machine there is one, unless they are simulated; a process is on one of these then.
+        here = next((each for each in said if each.get("devices")), None)
+        if here is not None:
+            return {"devices": list(here["devices"]), "environ": dict(here["environ"])}
+        why = next((str(each["why"]) for each in said if each.get("why")), "")
+        return {"why": why or f"its devices are on {' and '.join(nodes)}, and this process is not"}
+
     def decided(self, target: str, *, fit: bool) -> None:
         """An administrator has said that a device or node is fit, or that its work is to move away."""
         self.fitness.decided(target, fit=fit)

@@ -127,6 +127,14 @@ CHANGE: dict[str, Field] = {
     "gpus": Field(fields.count("gpus"), _NUMBER, "How many GPUs an elastic lease wants at most from now on."),
     "share": Field(fields.texts("share", 100), _TEXTS, "Who else may use it, in place of those who may now."),
 }
+#: What a process says of itself that is to use a lease's devices.
+PROCESS: dict[str, Field] = {
+    "pid": Field(fields.whole("pid", 1, 2**31), _NUMBER, "Its PID."),
+    "started": Field(
+        fields.whole("started", 1, 2**62), _NUMBER, "When it started, in clock ticks since boot."
+    ),
+    "boot": Field(fields.text("boot", 1, 64), _TEXT, "The machine's boot id."),
+}
 #: Which field of the core's request each becomes; those not here have the same name or a rule of their own.
 _RENAMED = {"max_gpus": "max_count", "min_gpus": "min_count"}
 _OWN = ("gpus", "environment", "options")

@@ -29,6 +29,7 @@ class Trouble(StrEnum):
     NOT_READY = "not_ready"
     KEY_REUSED = "key_reused"
     CANNOT_UNSHARE = "cannot_unshare"
+    CANNOT_ATTACH = "cannot_attach"
     TOO_LARGE = "too_large"
     NOT_JSON = "not_json"
     TOO_MANY_REQUESTS = "too_many_requests"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.controller import fields, lease_views, views
 from jupyter_gpupool.controller.fields import Field
-from jupyter_gpupool.controller.parse import Asker, parse_change, parse_request
+from jupyter_gpupool.controller.parse import PROCESS, Asker, parse_change, parse_request, read_fields
 from jupyter_gpupool.controller.problems import Problem, Trouble, unknown_lease
 from jupyter_gpupool.controller.router import Answer, Call, Route, accepted, cause, submit
 from jupyter_gpupool.controller.routes_admin import resolve
@@ -271,6 +271,25 @@ async def logs(call: Call) -> Answer:
     return Answer({"logs": await call.controller.logs(record.id)})
 
 
+async def attach(call: Call) -> Answer:
+    """Let a process of the owner's own, a notebook's kernel say, use the lease's devices on its machine."""
+    record = owned(call, admin=False)
+    if record.state is not LeaseState.ACTIVE:
+        raise _not_ready(record)
+    process, wrong = read_fields(call.body, PROCESS)
+    if wrong or process.keys() != PROCESS.keys():
+        sentence = f"A process is said by {', '.join(PROCESS)}."
+        raise Problem.refused(wrong) if wrong else Problem(Reason.BAD_REQUEST, sentence)
+    answer = await call.controller.attach(record.id, process)
+    if answer.get("why"):
+        raise Problem(
+            Trouble.CANNOT_ATTACH,
+            f"{record.request.name} cannot be used in this process: {answer['why']}.",
+            "Cells (`%%gpupool`) and `lease.client()` reach its devices from anywhere.",
+        )
+    return Answer(answer)
+
+
 # --------------------------------------------------------------------------------------- changing them
 
 
@@ -398,6 +417,16 @@ ROUTES = (
         about="How to reach the lease's scheduler, with its credentials.",
         scope="use",
         answers={200: "Connection"},
+        problems=(404, 409),
+    ),
+    Route(
+        method="POST",
+        path="/v1/leases/{lease}/attach",
+        handler=attach,
+        about="Let a process of one's own, on the machine of the lease's devices, use them.",
+        scope="use",
+        body="Process",
+        answers={200: "Attached"},
         problems=(404, 409),
     ),
     Route(

@@ -301,6 +301,7 @@ SCHEMAS: dict[str, Schema] = {
     "Request": body({**parse.REQUEST}),
     "Environment": body(parse.ENVIRONMENT),
     "Change": {**body(parse.CHANGE), "minProperties": 1, "maxProperties": 1},
+    "Process": body(parse.PROCESS, "pid", "started", "boot"),
     "Projects": body(tree.BODY),
     "Project": body(tree.PROJECT, "name"),
     "Defaults": body(tree.DEFAULTS),
@@ -317,6 +318,7 @@ SCHEMAS: dict[str, Schema] = {
     "Leases": thing({"leases": many(ref("Lease")), "next": maybe(TEXT)}),
     "Explanation": thing(_EXPLANATION),
     "Connection": thing(_CONNECTION, optional=("dashboard", "secret")),
+    "Attached": thing({"devices": many(TEXT), "environ": {"type": "object", "additionalProperties": TEXT}}),
     "Logs": thing({"logs": many(thing({"name": TEXT, "text": TEXT}))}),
     "Queue": thing({"queue": many(thing(_WAITS))}),
     "ProjectsNow": thing(

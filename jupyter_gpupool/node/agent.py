@@ -354,6 +354,9 @@ class Agent:
     async def _answer_logs(self, order: Message) -> Message:
         return {"logs": await asyncio.to_thread(self._leases.logs, str(order.get("lease")))}
 
+    async def _answer_attach(self, order: Message) -> Message:
+        return self._leases.attach(order)
+
     async def _answer_drill(self, order: Message) -> Message:
         """Break a device for practice: a simulated one breaks, a real one is only judged so."""
         device, xid = str(order.get("device")), int(order.get("xid", 0))
@@ -395,6 +398,7 @@ class Agent:
 #: Questions of the controller's, and who answers them.
 ANSWERS = {
     "logs": Agent._answer_logs,  # noqa: SLF001 - the table of this class
+    "attach": Agent._answer_attach,  # noqa: SLF001
     "drill": Agent._answer_drill,  # noqa: SLF001
     "forgive": Agent._answer_forgive,  # noqa: SLF001
     "blame": Agent._answer_blame,  # noqa: SLF001

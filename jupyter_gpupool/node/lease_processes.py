@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import os
 import shutil
 import signal
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpupool.node import guard
+from jupyter_gpupool.node import attach, guard
 from jupyter_gpupool.node.launch import Account, LaunchError, Launchers, find_account
 from jupyter_gpupool.node.lease_logs import cut, read_tail
 from jupyter_gpupool.node.lease_socket import LeaseSocket
@@ -156,9 +157,12 @@ class Processes:
         """End an entry's process and all that it has started, and return when all have been seen gone."""
         marks = [self._table.mark(entry.key)]
         # Before they are told: one that has gone at once may stay in the driver's list for a while.
-        there = guard.find(marks, entry.roots, await asyncio.to_thread(guard.look))
+        processes = await asyncio.to_thread(guard.look)
+        there = guard.find(marks, entry.roots, processes)
         self.send(entry.key, {"order": "end" if entry.is_scheduler else "stop"})
         device = entry.slice.get("device", "")
+        if entry.attached:
+            there |= attach.using(entry, await self._pids_on(device), processes)
         await guard.end(
             marks,
             entry.roots | there,
@@ -169,6 +173,10 @@ class Processes:
             await self._sockets.pop(entry.key).close()
         self._table.socket(entry.key).unlink(missing_ok=True)
         self._codes.pop(entry.pid, None)
+
+    async def _pids_on(self, device: str) -> set[int]:
+        found = self._device_pids(device)
+        return await found if inspect.isawaitable(found) else found
 
     async def end_strangers(self, processes: dict[int, guard.Process]) -> None:
         """End what carries a mark of this agent's and is in no entry.

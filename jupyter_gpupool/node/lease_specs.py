@@ -56,8 +56,7 @@ def worker_spec(
     return {
         "target": "jupyter_gpupool.lease.host:main",
         "slice": part.id,
-        # By UUID: indexes change over reboots, and when a GPU is lost.
-        "device": part.instance.uuid if part.instance else part.device,
+        "device": device_of(part),
         "vram": part.vram,
         "memory": part.memory or psutil.virtual_memory().total // _MEMORY_PART,
         "scheduler": order["address"],
@@ -75,6 +74,14 @@ def worker_spec(
         },
         **_spec(table, order, part.id, common),
     }
+
+
+def device_of(part: Slice) -> str:
+    """Name the device, or the MIG instance, of a slice for CUDA.
+
+    By UUID: indexes change over reboots, and when a GPU is lost.
+    """
+    return part.instance.uuid if part.instance else part.device
 
 
 def wishes(environment: dict[str, Any]) -> dict[str, str]:

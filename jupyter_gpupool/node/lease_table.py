@@ -44,6 +44,8 @@ class Entry:
     said: dict[str, Any] = field(default_factory=dict)
     #: Of a slice: the address of the lease's scheduler that it works for.
     scheduler: str = ""
+    #: Processes of its owner's own that use its device (`attach`): PID and start time of each.
+    attached: list[list[int]] = field(default_factory=list)
     #: Its processes are clients of the MPS daemon.
     mps: bool = False
 

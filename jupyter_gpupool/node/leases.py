@@ -14,13 +14,13 @@ from typing import Any
 
 from jupyter_gpupool.core.health import concerned
 from jupyter_gpupool.core.model import Device, DrainMode, Layer, Slice, decode
-from jupyter_gpupool.node import guard
-from jupyter_gpupool.node.launch import LaunchError
+from jupyter_gpupool.node import attach, guard
+from jupyter_gpupool.node.launch import LaunchError, find_account
 from jupyter_gpupool.node.lease_claims import read_claim, text
 from jupyter_gpupool.node.lease_layers import Layers
 from jupyter_gpupool.node.lease_logs import KeptLogs
 from jupyter_gpupool.node.lease_processes import Processes
-from jupyter_gpupool.node.lease_specs import address_of, scheduler_spec, worker_spec
+from jupyter_gpupool.node.lease_specs import address_of, device_of, scheduler_spec, worker_spec
 from jupyter_gpupool.node.lease_table import FAILED, RUNNING, STARTING, STOPPING, Entry, Table, safe_name
 from jupyter_gpupool.node.lease_verdicts import Verdicts
 from jupyter_gpupool.node.share_limits import ShareLimits, own_layers
@@ -101,6 +101,7 @@ class Leases:
         self._table.run.chmod(0o711 if switches_users else 0o700)
         self._logs = KeptLogs(folder / "logs")
         self._verdicts = Verdicts(report)
+        self._switches, self._simulated_environ = switches_users, dict(simulated_environ or {})
         self.layers = Layers(report)
         self.shares = ShareLimits(folder / "overheads.json", device_of)
         #: Seconds from SIGTERM to SIGKILL.
@@ -233,7 +234,44 @@ class Leases:
             pid: Its PID.
         """
         agent, _, key = guard.mark_of(pid).partition(":")
-        return key if agent == self._table.agent else ""
+        return key if agent == self._table.agent else attach.owner_of(self._table.entries.values(), pid)
+
+    def attach(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Let a process of a lease's owner use the lease's devices here, and answer with what it needs.
+
+        Args:
+            order: `lease`, `user`, and `pid`, `started` and `boot` of the process.
+
+        Returns:
+            `devices` (UUIDs) and `environ`; none of these where "why" says why not.
+        """
+        parts = [
+            each for each in self._table.of_lease(order["lease"]) if each.slice and each.state == RUNNING
+        ]
+        if attach.elsewhere(order) or not parts:
+            return {"why": ""}
+        try:
+            account = find_account(order["user"], switches=self._switches)
+        except LaunchError as error:
+            return {"why": str(error)}
+        if why := attach.refusal(order, account.uid, account.name):
+            return {"why": why}
+        self._detach(order)
+        for entry in parts:
+            entry.attached.append([order["pid"], order["started"]])
+        self._table.note()
+        devices = [device_of(decode(Slice, each.slice)) for each in parts]
+        environ = {**self._simulated_environ, "CUDA_VISIBLE_DEVICES": ",".join(devices)}
+        return {"why": "", "devices": devices, "environ": environ}
+
+    def _detach(self, order: dict[str, Any]) -> None:
+        """Forget where the process was attached before, and those that have ended."""
+        for entry in self._table.entries.values():
+            entry.attached = [
+                [pid, started]
+                for pid, started in entry.attached
+                if pid != order["pid"] and guard.started_at(pid) == started
+            ]
 
     def hold(self, part: str, *, hold: bool) -> None:
         """Have a slice's worker take no further task, or go on."""
