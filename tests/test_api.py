@@ -321,6 +321,7 @@ ALLOWED = {
     "GET /v1/leases/LEASE/explain": (200, 404, 404, 200, 401),
     "GET /v1/leases/LEASE/logs": (200, 404, 404, 200, 401),
     "GET /v1/leases/LEASE/connection": (200, 404, 403, 403, 401),
+    "POST /v1/leases/LEASE/attach": (409, 404, 403, 403, 401),  # no agent of the kit's is on a machine
     "PATCH /v1/leases/LEASE": (200, 404, 403, 403, 401),
     "DELETE /v1/leases/LEASE": (204, 404, 403, 204, 401),
     "POST /v1/requests": (201, 201, 403, 201, 401),
@@ -336,6 +337,7 @@ ALLOWED = {
     "POST /v1/agents": (401, 401, 401, 401, 401),
 }
 BODIES = {
+    "POST /v1/leases/LEASE/attach": {"pid": 1, "started": 1, "boot": "x"},
     "PATCH /v1/leases/LEASE": {"keep": True},
     "POST /v1/requests": {"gpus": 1},
     "PUT /v1/projects": {"projects": [{"name": "default"}]},
