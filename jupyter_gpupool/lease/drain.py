@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from distributed import SchedulerPlugin
 from distributed.active_memory_manager import (
     ActiveMemoryManagerExtension,
     ActiveMemoryManagerPolicy,
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 _LOOK, _LONG_LOOK, _MANY = 0.1, 2.0, 20_000
 #: Seconds that a result has to arrive where it is copied to, before it is copied again.
 _AGAIN = 10.0
+#: States of a task that is not done; the last ones: that is to be run.
+_OPEN = ("released", "waiting", "processing", "queued", "no-worker")
 #: Beginning of the stimulus of our own requests for a task back from a worker.
 STIMULUS = "gpupool-drain-"
 
@@ -45,6 +48,8 @@ class Drained:
     forced: list[str] = field(default_factory=list)
     #: Keys of what is lost for good: scattered data, actors.
     lost: list[str] = field(default_factory=list)
+    #: Keys of what the scheduler has had begun or done, and now has done again.
+    undone: list[str] = field(default_factory=list)
     #: Seconds of work that is to be done again, as far as the scheduler knows.
     work_s: float = 0.0
 
@@ -63,8 +68,35 @@ async def drop(scheduler: Scheduler, worker: WorkerState, why: str, *, close: bo
     stimulus = f"{STIMULUS}drop-{time.time()}"
     scheduler.handle_worker_status_change(Status.closing_gracefully, worker, stimulus)
     lift_restrictions(scheduler, worker.address)
-    await scheduler.remove_worker(worker.address, expected=True, close=close, stimulus_id=stimulus)
+    undone = _Undone(stimulus)
+    scheduler.add_plugin(undone, name=stimulus)
+    try:
+        await scheduler.remove_worker(worker.address, expected=True, close=close, stimulus_id=stimulus)
+    finally:
+        scheduler.remove_plugin(name=stimulus)
+    drained.undone = undone.again(scheduler)
     return drained
+
+
+class _Undone(SchedulerPlugin):
+    """Notes the tasks that run again because of one stimulus: on the worker that leaves, and elsewhere.
+
+    A task on another worker runs again where its input was lost, or the shuffle that it belongs to.
+    """
+
+    def __init__(self, stimulus: str) -> None:
+        self._stimulus = stimulus
+        self._keys: dict[Any, None] = {}
+
+    def transition(self, key: Any, start: str, finish: str, *_: Any, stimulus_id: str, **__: Any) -> None:
+        """Hook: a task changes."""
+        if stimulus_id == self._stimulus and start in ("processing", "memory") and finish in _OPEN:
+            self._keys[key] = None
+
+    def again(self, scheduler: Scheduler) -> list[str]:
+        """Those that are to be run now; what nobody needs any more is not."""
+        known = ((key, scheduler.tasks.get(key)) for key in self._keys)
+        return [str(key) for key, task in known if task is not None and task.state in _OPEN[1:]]
 
 
 def lift_restrictions(scheduler: Scheduler, address: str) -> None:
@@ -238,14 +270,18 @@ class Retirement:
         if self._scheduler.workers.get(self._worker.address) is not self._worker:
             return Drained()  # it has gone by itself; Dask has seen to it
         again = self._cut_off()
-        forced, work_s = self._named(again), sum(self._took(task) for task in again)
+        named, work_s = self._named(again), sum(self._took(task) for task in again)
         drained = await drop(self._scheduler, self._worker, self._why)
-        drained.forced, drained.work_s = forced, work_s
+        drained.forced, drained.work_s = self._all_named(named, drained.undone), work_s
         return drained
 
     def _named(self, again: dict[TaskState, None]) -> list[str]:
         """What its owner is told that the deadline has cut off."""
         return [str(task.key) for task in again]
+
+    def _all_named(self, named: list[str], undone: list[str]) -> list[str]:
+        """Add what has run again elsewhere because of it."""
+        return list(dict.fromkeys([*named, *undone]))
 
     def _took(self, task: TaskState) -> float:
         """How many seconds of work are undone with a task: those it has run, or took."""
@@ -282,3 +318,7 @@ class Suspension(Retirement):
 
     def _named(self, again: dict[TaskState, None]) -> list[str]:
         return [str(task.key) for task in again if task in self._worker.processing]
+
+    def _all_named(self, named: list[str], undone: list[str]) -> list[str]:
+        del undone  # the whole lease stands still
+        return named
