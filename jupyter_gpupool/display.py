@@ -475,4 +475,7 @@ def amounts(given: Mapping[str, float]) -> str:
     >>> amounts({"*": 8.0})
     '8'
     """
-    return ", ".join(f"{n:g}" if model == ANY else f"{n:g} {TIMES} {model}" for model, n in given.items())
+    words = {ANY: "{n:g}", "cpus": "{n:g} CPUs", "memory": "{size} of memory"}
+    return ", ".join(
+        words.get(key, f"{{n:g}} {TIMES} {key}").format(n=n, size=gigabytes(n)) for key, n in given.items()
+    )

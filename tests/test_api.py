@@ -606,6 +606,16 @@ async def test_what_is_said_of_the_configuration_can_be_set_again_and_defaults_h
         body = {"defaults": {**now["defaults"], "max_time": "3h", "time_limit": "2h"}}
         assert (await kit.call("adm", "PUT", "/v1/projects", body)).data["defaults"]["max_time"] == 3 * 3600
         assert (await kit.ask())["requested"]["time_limit"] == 2 * 3600
+        tree = [{"name": "a", "limit": {"*": 4, "cpus": 40, "memory": "64GB"}, "users": []}]
+        assert (await kit.call("adm", "PUT", "/v1/projects", {"projects": tree})).status_code == 200
+        [row] = (await kit.call("adm", "GET", "/v1/projects")).data["projects"]
+        assert row["limit"] == {"*": 4, "cpus": 40, "memory": 64 * 10**9}
+        again = {"projects": [{name: row[name] for name in ("name", "limit", "quota", "members", "users")}]}
+        assert (await kit.call("adm", "PUT", "/v1/projects", again)).data["projects"] == [row]
+        over = await kit.call("ann", "POST", "/v1/requests", {"memory": "99GB"})
+        says(over, 403, "over_limit", "The limit of project a is 64000000000 bytes of host memory")
+        default = {"projects": [{"name": "default"}]}
+        assert (await kit.call("adm", "PUT", "/v1/projects", default)).status_code == 200
         says(
             await kit.call("ann", "POST", "/v1/requests", {"time_limit": "4h"}),
             400,

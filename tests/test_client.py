@@ -7,12 +7,14 @@ import http.server
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from jupyter_gpupool import AsyncPool, GPUPoolCluster, Pool, PoolError, _steps, display, tables
 from jupyter_gpupool._find import configuration, find
 from jupyter_gpupool._http import PATIENCE_S, Address, Call, Connection, Trouble
+from jupyter_gpupool.client import from_here
 from jupyter_gpupool.controller.authority import Authority
 from tests.conftest import wait_until
 
@@ -498,3 +500,22 @@ def test_an_error_pickles_as_what_it_is():
     error = PoolError("bad_request", "No.", "Do so.", "gpus")
     again = pickle.loads(pickle.dumps(error))
     assert (again.reason, str(again), again.field) == ("bad_request", "No. Do so.", "gpus")
+
+
+@pytest.mark.parametrize(
+    ("shell", "said", "asked"),
+    [
+        pytest.param(SimpleNamespace(kernel=1), {}, {"interactive": True}, id="a notebook's kernel"),
+        pytest.param(SimpleNamespace(kernel=1), {"interactive": False}, {"interactive": False}, id="said"),
+        pytest.param(
+            SimpleNamespace(kernel=1), {"preemptible": True}, {"preemptible": True}, id="preemptible"
+        ),
+        pytest.param(SimpleNamespace(), {"gpus": 2}, {"gpus": 2}, id="IPython in a terminal"),
+        pytest.param(None, {}, {}, id="a script"),
+    ],
+)
+def test_a_request_from_a_notebook_is_interactive_unless_it_says_otherwise(monkeypatch, shell, said, asked):
+    import IPython
+
+    monkeypatch.setattr(IPython, "get_ipython", lambda: shell)
+    assert from_here(said) == asked

@@ -419,7 +419,12 @@ def test_a_tree_of_projects_is_read_into_thousandths_and_milliseconds():
     said, wrong = parse_config(
         {
             "projects": [
-                {"name": "lab", "quota": 8, "limit": {"H100-80GB": 4, "*": 6.5}, "max_time": "2d"},
+                {
+                    "name": "lab",
+                    "quota": 8,
+                    "limit": {"H100-80GB": 4, "*": 6.5, "cpus": 1.5, "memory": "64GB"},
+                    "max_time": "2d",
+                },
                 {
                     "name": "vision",
                     "parent": "lab",
@@ -435,7 +440,10 @@ def test_a_tree_of_projects_is_read_into_thousandths_and_milliseconds():
     assert wrong == []
     assert said["projects"] == (
         Project(
-            name="lab", quota=(("*", 8000),), limit=(("*", 6500), ("H100-80GB", 4000)), max_time=48 * HOUR
+            name="lab",
+            quota=(("*", 8000),),
+            limit=(("*", 6500), ("H100-80GB", 4000), ("cpus", 1500), ("memory", 64 * 10**9)),
+            max_time=48 * HOUR,
         ),
         Project(
             name="vision",
@@ -479,6 +487,11 @@ def test_a_tree_of_projects_is_read_into_thousandths_and_milliseconds():
         (
             {"projects": [{"name": "a", "quota": {"*": -1}}]},
             "quota: -1 is not a number of GPUs.",
+            "projects[0]",
+        ),
+        (
+            {"projects": [{"name": "a", "quota": {"cpus": 4}}]},
+            "quota: cpus of the host cannot be guaranteed.",
             "projects[0]",
         ),
         ({"projects": [{"name": "a", "users": [{"nam": "x"}]}]}, "There is no field 'nam'.", "projects[0]"),

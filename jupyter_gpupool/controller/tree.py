@@ -19,6 +19,7 @@ from jupyter_gpupool.core.model import (
     Refusal,
     UserShare,
 )
+from jupyter_gpupool.core.tree import CPUS, MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,8 +37,13 @@ def _name(value: Any) -> str:
     return value
 
 
-def _amounts(what: str) -> Any:
-    """Make the reader of amounts: GPUs by model, `*` for all models together; a number is `*`."""
+def _amounts(what: str, *, host: bool = False) -> Any:
+    """Make the reader of amounts: GPUs by model, `*` for all models together; a number is `*`.
+
+    Args:
+        what: The field's name.
+        host: Whether CPUs (`cpus`) and memory (`memory`) of the host are amounts too.
+    """
 
     def read(value: Any) -> Amounts:
         by_model = {ANY: value} if isinstance(value, int | float) and not isinstance(value, bool) else value
@@ -45,9 +51,19 @@ def _amounts(what: str) -> Any:
             raise Wrong(
                 f"{what}={shown(value)} is not GPUs by model.", f'Give {what}={{"*": 8}}, or one number.'
             )
-        return tuple(sorted((str(model), _milli(what, number)) for model, number in by_model.items()))
+        return tuple(sorted((str(key), _amount(what, key, number, host)) for key, number in by_model.items()))
 
     return read
+
+
+def _amount(what: str, key: Any, value: Any, host: bool) -> int:  # noqa: FBT001 - private
+    if key not in (CPUS, MEMORY):
+        return _milli(what, value)
+    if not host:
+        raise Wrong(
+            f"{what}: {key} of the host cannot be guaranteed.", "Leave it out, or give it as a limit."
+        )
+    return fields.size(value) if key == MEMORY else fields.cpus(value)
 
 
 def _milli(what: str, value: Any) -> int:
@@ -66,7 +82,11 @@ _AMOUNTS = {"type": ["object", "number"], "additionalProperties": {"type": "numb
 _TIME = {"type": ["string", "number"]}
 _NUMBERS: dict[str, Field] = {
     "quota": Field(_amounts("quota"), _AMOUNTS, "Guaranteed GPUs, by model; * for all models together."),
-    "limit": Field(_amounts("limit"), _AMOUNTS, "GPUs that are never passed."),
+    "limit": Field(
+        _amounts("limit", host=True),
+        {**_AMOUNTS, "additionalProperties": {"type": ["number", "string"]}},
+        "GPUs that are never passed, by model; cpus and memory of hosts as well.",
+    ),
     "weight": Field(fields.whole("weight", 1, 1_000_000), {"type": "integer"}, "Its part of the surplus."),
     "tier": Field(fields.whole("tier", -1000, 1000), {"type": "integer"}, "Who comes first in the surplus."),
 }

@@ -106,8 +106,8 @@ def _project(project: Project, person: Person, row: Mapping[str, Any]) -> dict[s
 
 
 def amounts(given: Amounts) -> dict[str, float]:
-    """Return amounts as GPUs by model."""
-    return {model: milli / WHOLE for model, milli in given}
+    """Return amounts as GPUs by model, CPUs, and bytes of memory."""
+    return {key: amount if key == MEMORY else amount / WHOLE for key, amount in given}
 
 
 def _by_model(given: Mapping[str, int]) -> dict[str, float]:
@@ -173,8 +173,8 @@ def _user(row: Mapping[str, Any], counts: Mapping[tuple[str, str], int]) -> dict
         "project": row["project"],
         "user": row["user"],
         "leases": counts.get((row["project"], row["user"]), 0),
-        "quota": {key: milli / WHOLE for key, milli in row["quota"].items()},
-        "limit": {key: milli / WHOLE for key, milli in row["limit"].items()},
+        "quota": amounts(tuple(row["quota"].items())),
+        "limit": amounts(tuple(row["limit"].items())),
         "weight": row["weight"],
         "tier": row["tier"],
         **standing(row),

@@ -119,11 +119,11 @@ function hours(row: Project | UsageRow): number {
 }
 
 function share(row: Project | UsageRow): IShare {
-  const limits = Object.values(row.limit);
+  const models = Object.entries(row.limit).filter(([key]) => key !== 'cpus' && key !== 'memory');
   return {
     held: row.gpus,
     quota: row.guaranteed,
-    limit: row.limit['*'] ?? (limits.length ? limits.reduce((all, each) => all + each, 0) : 0),
+    limit: row.limit['*'] ?? models.reduce((all, [, each]) => all + each, 0),
     deserved: row.deserved,
     borrowed: row.borrowed,
     decayed: hours(row)
