@@ -507,9 +507,7 @@ def test_an_error_pickles_as_what_it_is():
     [
         pytest.param(SimpleNamespace(kernel=1), {}, {"interactive": True}, id="a notebook's kernel"),
         pytest.param(SimpleNamespace(kernel=1), {"interactive": False}, {"interactive": False}, id="said"),
-        pytest.param(
-            SimpleNamespace(kernel=1), {"preemptible": True}, {"preemptible": True}, id="preemptible"
-        ),
+        pytest.param(SimpleNamespace(kernel=1), {"preemptible": True}, {"preemptible": True}, id="batch"),
         pytest.param(SimpleNamespace(), {"gpus": 2}, {"gpus": 2}, id="IPython in a terminal"),
         pytest.param(None, {}, {}, id="a script"),
     ],

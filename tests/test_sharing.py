@@ -164,6 +164,7 @@ def test_an_idle_lease_is_warned_of_twice_then_free_for_others_then_over_and_the
     client = lease.client()
     assert client.submit(os.getpid).result(timeout=LONGEST) != os.getpid()
     wait_until(lambda: any("warning 1 of 2" in each for each in lease.refresh().notes), LONGEST)
+    client.close()  # that it was merely connected has kept nothing; once over, it would try to come back
     lease.keep()  # the time-out begins anew
     wait_until(lambda: lease.refresh().state == "ended", LONGEST)
     assert lease.why.startswith("idle for")
@@ -171,5 +172,4 @@ def test_an_idle_lease_is_warned_of_twice_then_free_for_others_then_over_and_the
     steps = ["warning 1 of 2", "warning 1 of 2", "warning 2 of 2", "others may take it now"]
     assert [part in each for part, each in zip(steps, words, strict=True)] == [True] * 4
     assert (kept.refresh().state, kept.data["idle_since"]) == ("active", None), "a running task is never idle"
-    client.close()
     del busy

@@ -204,7 +204,7 @@ def queue(face: ControllerFace, person: Person, most: int) -> list[dict[str, Any
     """Return what waits, the next one first; why and until when only of what the person may see."""
     reach = face.store.shared_to(person.user)
     rows, end = [], time.monotonic() + PATIENCE_S
-    for place, ident in enumerate(face.pool.order()[:most], start=1):
+    for place, ident in enumerate(face.pool.order(most), start=1):
         record = face.pool.leases[ident]
         seen = may_see(record, person, reach)
         explained = seen and time.monotonic() < end

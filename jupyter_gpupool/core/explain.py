@@ -11,6 +11,7 @@ Not its business: how any of this is shown.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from jupyter_gpupool.core import elastic, forecast, give, placement, reclaim, submit, whynot
@@ -82,9 +83,9 @@ def order(state: State) -> Iterator[Lease]:
             yield state.leases[ident]
 
 
-def places(state: State) -> list[str]:
-    """The ids of all that waits, the next one first: those for whom others give back, then the queue."""
-    return [*state.claims, *(each.id for each in order(state))]
+def places(state: State, most: int) -> list[str]:
+    """The ids of what waits, the next one first: those for whom others give back, then the queue."""
+    return list(islice(chain(state.claims, (each.id for each in order(state))), most))
 
 
 def before(state: State, lease: Lease) -> list[Lease]:

@@ -193,9 +193,9 @@ class Pool:
         """
         return why.explain(self._state, self._state.leases[lease], now)
 
-    def order(self) -> list[str]:
-        """All that waits, the next one first, those for whom others give back before all; their ids."""
-        return why.places(self._state)
+    def order(self, most: int) -> list[str]:
+        """The ids of what waits, the next one first, those for whom others give back before all."""
+        return why.places(self._state, most)
 
     def queue(self, now: int) -> list[tuple[str, int]]:
         """All that waits, the next one first: its id and when it should start (0: not known)."""
