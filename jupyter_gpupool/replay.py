@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 import gzip
 import heapq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -80,7 +80,10 @@ class Job:
     started: int = -1
     finished: int = -1
     suspended: int = 0
+    #: It never started, or was ended before its work was done.
     refused: bool = False
+    #: From when to when it has run.
+    runs: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -93,7 +96,7 @@ class Played:
     pool: Pool
     #: Thousandths of GPUs times milliseconds of work that was computed again.
     lost: int = 0
-    #: Called after each pool event, to look at the pool.
+    #: How many pool events there were.
     events: int = 0
 
 
@@ -177,9 +180,9 @@ class Player:
         policy: str,
         projects: tuple[Project, ...],
         *,
-        look: Callable[[Pool, int], None] | None = None,
+        look: Callable[[PoolEvent | Instruction, int], None] | None = None,
     ) -> None:
-        self.jobs = {job.id: replace(job, left=job.duration) for job in jobs}
+        self.jobs = {job.id: replace(job, left=job.duration, runs=[]) for job in jobs}
         self.policy = policy
         self.pool = Pool()
         self.played = Played(list(self.jobs.values()), policy, gpus, self.pool)
@@ -201,12 +204,14 @@ class Player:
         while waiting:
             event = waiting.pop()
             self.played.events += 1
+            if self.look:
+                self.look(event, self.now)
             for order in self.pool.handle(event):
+                if self.look:
+                    self.look(order, self.now)
                 obey = _OBEY.get(type(order))
                 if obey:
                     waiting += reversed(obey(self, order))
-        if self.look:
-            self.look(self.pool, self.now)
 
     def at(self, when: int, what: str, ident: str, epoch: int = 0) -> None:
         """Remember what happens when."""
@@ -265,6 +270,7 @@ class Player:
         again = min(RESTART, job.duration - job.left)
         job.left += again
         self.played.lost += again * job.gpus * WHOLE
+        job.runs.append((job.running, self.now))
         job.running = -1
         job.suspended += 1
         job.epoch += 1
@@ -321,6 +327,7 @@ def _started(player: Player, ident: str, _epoch: int) -> None:
 def _finished(player: Player, ident: str, epoch: int) -> None:
     job = player.jobs[ident]
     if job.epoch == epoch and job.finished < 0:
+        job.runs.append((job.running, player.now))
         job.finished, job.running = player.now, -1
         player.send(LeaseReleased(now=player.now, lease=ident))
 
@@ -345,7 +352,7 @@ def play(
     policy: str = "ours",
     projects: tuple[Project, ...] = (),
     *,
-    look: Callable[[Pool, int], None] | None = None,
+    look: Callable[[PoolEvent | Instruction, int], None] | None = None,
 ) -> Played:
     """Replay a trace.
 
@@ -354,6 +361,6 @@ def play(
         gpus: How many GPUs the pool has.
         policy: One of `POLICIES`.
         projects: The tree; empty: equal quotas for all projects of the trace.
-        look: Called with the pool and the time after each pool event.
+        look: Called with each pool event and each instruction that follows, in their order, and the time.
     """
     return Player(jobs, gpus, policy, projects or equal(jobs, gpus), look=look).play()

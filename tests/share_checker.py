@@ -1,0 +1,274 @@
+"""Whether a pool of whole GPUs keeps its promise to those below their share, seen from outside.
+
+The checker is told every pool event and every instruction, as a journal would be, and counts by itself: what is
+free, who has what, who waits, what each deserves, who could give back. Of the product it knows the names of events
+and instructions only, none of its decisions.
+
+Rule 1: a request is *feasible* when granting it keeps its project within its share, and as many GPUs are free, or
+        can be had back from projects above their shares: of the one most over first, there the lease with the
+        least work to lose, until nobody is over any more.
+Rule 2: what is being given back for a request counts as its own from the notice on: neither free nor to be had
+        back, and its project is served that much more.
+Rule 3: a request that is feasible for longer than min run time and grace, without a break, is a violation, unless
+        what it lacks is kept for an earlier one of its own project, which is below its share.
+
+Not its business: quotas of trees, models, shares of GPUs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from jupyter_gpupool.core import model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from jupyter_gpupool.core.model import Instruction, PoolEvent
+
+
+def fill(total: int, quota: int, demands: Mapping[str, int]) -> dict[str, int]:
+    """Max-min fair shares of whole GPUs over equal quotas; what is left over goes by name.
+
+    Example:
+        >>> fill(10, 2, {"a": 1, "b": 9, "c": 9})
+        {'a': 1, 'b': 5, 'c': 4}
+    """
+    given = {name: min(quota, demand) for name, demand in demands.items()}
+    left = total - sum(given.values())
+    while left > 0:
+        open_ = sorted(name for name, demand in demands.items() if demand > given[name])
+        if not open_:
+            break
+        each = left // len(open_)
+        for name in open_ if each else open_[:left]:
+            more = min(max(1, each), demands[name] - given[name])
+            given[name] += more
+            left -= more
+    return given
+
+
+@dataclass(slots=True)
+class _Job:
+    project: str
+    gpus: int
+    waits_since: int
+    granted_at: int = -1
+    ran: int = 0
+    #: Who it gives back for.
+    taken: bool = False
+
+
+@dataclass(slots=True)
+class _Claim:
+    """What is being given back for a request."""
+
+    until: int
+    slices: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A request that was passed over, since when and until when."""
+
+    lease: str
+    project: str
+    gpus: int
+    since: int
+    until: int
+
+
+@dataclass(slots=True)
+class Checker:
+    """Call it with each event and instruction and the time; then ask for `violations`."""
+
+    gpus: int
+    quota: int
+    #: Whose each request is, whatever project it was made in.
+    project_of: Mapping[str, str]
+    defaults: model.Defaults = field(default_factory=model.Defaults)
+    violations: dict[str, Violation] = field(default_factory=dict)
+    _now: int = 0
+    _free: int = 0
+    _jobs: dict[str, _Job] = field(default_factory=dict)
+    #: By project: what it wants in all, what it is served (claims included).
+    _demand: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    _served: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    _running: dict[str, dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
+    #: By project and width: who waits, the first to come first.
+    _waiting: dict[tuple[str, int], dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
+    _claims: dict[str, _Claim] = field(default_factory=dict)
+    #: For whom a slice is being given back.
+    _given: dict[str, str] = field(default_factory=dict)
+    #: Since when requests of a project and width could have been granted.
+    _feasible: dict[tuple[str, int], int] = field(default_factory=dict)
+    _dirty: bool = False
+
+    def __post_init__(self) -> None:
+        """All GPUs are free."""
+        self._free = self.gpus
+
+    def __call__(self, item: PoolEvent | Instruction, now: int) -> None:
+        """Take in what has happened, or what was ordered."""
+        if now > self._now:
+            self.settle(now)
+        take_in = _TAKE_IN.get(type(item))
+        if take_in:
+            take_in(self, item)
+            self._dirty = True
+
+    def settle(self, now: int) -> None:
+        """Nothing more happens before `now`: judge how things stood since the last change."""
+        for lease in [each for each, claim in self._claims.items() if claim.until <= self._now]:
+            self._unclaim(lease)
+            self._dirty = True
+        if self._dirty:
+            self._judge()
+            self._dirty = False
+        self._overdue(now)
+        self._now = now
+
+    # ----------------------------------------------------------------------------------------- judging
+
+    def _judge(self) -> None:
+        """See what is feasible now, and forget since when what is feasible no longer was."""
+        share = fill(self.gpus, self.quota, self._demand)
+        feasible = set()
+        for (project, gpus), waiting in self._waiting.items():
+            if waiting and gpus <= share[project] - self._served[project] and self._fits(gpus, share):
+                feasible.add((project, gpus))
+        for key in [each for each in self._feasible if each not in feasible]:
+            del self._feasible[key]
+        for key in sorted(feasible):
+            self._feasible.setdefault(key, self._now)
+
+    def _fits(self, gpus: int, share: Mapping[str, int]) -> bool:
+        """As many are free, or can be had back."""
+        lacking = gpus - self._unclaimed()
+        if lacking <= 0:
+            return True
+        over = {name: self._served[name] - amount for name, amount in share.items()}
+        left = {name: self._by_loss(name) for name in over if over[name] > 0}
+        while lacking > 0 and left:
+            name = max(left, key=lambda each: (over[each], each))
+            if not left[name]:
+                del left[name]
+                continue
+            gives = left[name].pop(0)
+            lacking -= gives
+            over[name] -= gives
+            if over[name] <= 0:
+                del left[name]
+        return lacking <= 0
+
+    def _unclaimed(self) -> int:
+        """GPUs that are free and not held for a claim."""
+        held = sum(max(0, self._jobs[each].gpus - claim.slices) for each, claim in self._claims.items())
+        return self._free - held
+
+    def _by_loss(self, project: str) -> list[int]:
+        """The widths of what a project runs, the one with the least work to lose first."""
+        running = [self._jobs[each] for each in self._running[project]]
+        running.sort(key=lambda job: (job.ran + self._now - job.granted_at) * job.gpus)
+        return [job.gpus for job in running]
+
+    def _overdue(self, now: int) -> None:
+        """Note who was feasible for too long by now."""
+        longest = self.defaults.min_run + self.defaults.grace
+        for key, since in self._feasible.items():
+            if now - since > longest:
+                for lease in self._waiting[key]:
+                    from_ = max(since, self._jobs[lease].waits_since)
+                    if now - from_ > longest:
+                        self.violations[lease] = Violation(lease, *key, from_, now)
+
+    # --------------------------------------------------------------------------------------- taking in
+
+    def submitted(self, event: model.RequestSubmitted) -> None:
+        """A request waits."""
+        request = event.request
+        project = self.project_of[request.id]
+        job = self._jobs[request.id] = _Job(project, request.count, event.now)
+        self._demand[job.project] += job.gpus
+        self._waiting[job.project, job.gpus][request.id] = None
+
+    def started(self, lease: str, slices: int) -> None:
+        """A request has got some or all of its GPUs."""
+        job = self._jobs[lease]
+        self._unclaim(lease)
+        self._free -= slices
+        if self._waiting[job.project, job.gpus].pop(lease, 0) is None:
+            job.granted_at, job.taken = self._now, False
+            self._served[job.project] += job.gpus
+            self._running[job.project][lease] = None
+
+    def told(self, order: model.Notify) -> None:
+        """Somebody is to give back, or waits again."""
+        if order.notice is model.Notice.RECLAIM:
+            data = json.loads(order.data)
+            until = data["deadline"] + self.defaults.hold
+            if data["for"] not in self._claims:
+                claimant = self._jobs[data["for"]]
+                self._served[claimant.project] += claimant.gpus
+                self._waiting_move(data["for"])
+            claim = self._claims.setdefault(data["for"], _Claim(until))
+            claim.slices += len(data["slices"])
+            self._given.update(dict.fromkeys(data["slices"], data["for"]))
+            job = self._jobs[order.lease]
+            job.ran += self._now - job.granted_at
+            self._no_longer(order.lease)
+        elif order.notice is model.Notice.SUSPENDED:
+            job = self._jobs[order.lease]
+            job.waits_since = self._now
+            self._waiting[job.project, job.gpus][order.lease] = None
+
+    def released(self, event: model.LeaseReleased) -> None:
+        """A request's work is done, whatever state it is in."""
+        job = self._jobs[event.lease]
+        self._no_longer(event.lease)
+        self._unclaim(event.lease)
+        self._waiting[job.project, job.gpus].pop(event.lease, None)
+        self._demand[job.project] -= job.gpus
+
+    def refused(self, order: model.RefuseRequest) -> None:
+        """A request will never get anything."""
+        job = self._jobs.get(order.lease)
+        if job and self._waiting[job.project, job.gpus].pop(order.lease, 0) is None:
+            self._demand[job.project] -= job.gpus
+
+    def freed(self, event: model.SliceFreed) -> None:
+        """A GPU is free, or held for whom it was given back."""
+        self._free += 1
+        claim = self._claims.get(self._given.pop(event.slice, ""))
+        if claim:
+            claim.slices -= 1
+
+    def _no_longer(self, lease: str) -> None:
+        job = self._jobs[lease]
+        if self._running[job.project].pop(lease, 0) is None:
+            self._served[job.project] -= job.gpus
+
+    def _waiting_move(self, lease: str) -> None:
+        """Who has a claim waits for it, and for nothing else."""
+        job = self._jobs[lease]
+        del self._waiting[job.project, job.gpus][lease]
+
+    def _unclaim(self, lease: str) -> None:
+        if self._claims.pop(lease, None):
+            job = self._jobs[lease]
+            self._served[job.project] -= job.gpus
+            self._waiting[job.project, job.gpus][lease] = None
+
+
+_TAKE_IN: dict[type, Callable[..., None]] = {
+    model.RequestSubmitted: Checker.submitted,
+    model.LeaseReleased: Checker.released,
+    model.SliceFreed: Checker.freed,
+    model.RefuseRequest: Checker.refused,
+    model.Notify: Checker.told,
+    model.StartLease: lambda self, order: self.started(order.lease, len(order.slices)),
+    model.AddSlice: lambda self, order: self.started(order.lease, 1),
+}
