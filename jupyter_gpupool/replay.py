@@ -305,8 +305,9 @@ def _end(player: Player, order: EndLease) -> list[PoolEvent]:
 
 
 def _refuse(player: Player, order: RefuseRequest) -> list[PoolEvent]:
-    if order.lease in player.jobs:
-        player.jobs[order.lease].refused = True
+    job = player.jobs.get(order.lease)
+    if job and job.started < 0:
+        job.refused = True
     return []
 
 

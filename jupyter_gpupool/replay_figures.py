@@ -164,9 +164,7 @@ def unfair(job: Job, alone: int) -> bool:
 def utilisation(played: Played) -> float:
     """Work done up to the last arrival, as a part of what all GPUs could do."""
     until = max((job.arrival for job in played.jobs), default=0)
-    done = sum(
-        job.gpus * max(0, min(end, until) - begin) for job in played.jobs for begin, end in job.runs
-    )
+    done = sum(job.gpus * max(0, min(end, until) - begin) for job in played.jobs for begin, end in job.runs)
     return (done - played.lost / WHOLE) / (played.gpus * until) if until else 0.0
 
 

@@ -1,18 +1,19 @@
 """Whether a pool of whole GPUs keeps its promise to those below their share, seen from outside.
 
-The checker is told every pool event and every instruction, as a journal would be, and counts by itself: what is
-free, who has what, who waits, what each deserves, who could give back. Of the product it knows the names of events
-and instructions only, none of its decisions.
+The checker is told every pool event and every instruction, as a journal would be, and counts by itself: what
+is free, who has what, who waits, what each deserves, who could give back. Of the product it knows the names
+of events and instructions only, none of its decisions.
 
-Rule 1: a request is *feasible* when granting it keeps its project within its share, and as many GPUs are free, or
-        can be had back from projects above their shares: of the one most over first, there the lease with the
-        least work to lose, until nobody is over any more.
+Rule 1: a request is *feasible* when granting it keeps its project within its share, and as many GPUs are free,
+        or can be had back from projects above their shares: of the one most over first, there the lease with
+        the least work to lose, until nobody is over any more.
 Rule 2: what is being given back for a request counts as its own from the notice on: neither free nor to be had
         back, and its project is served that much more.
-Rule 3: a request that is feasible for longer than min run time and grace, without a break, is a violation, unless
-        what it lacks is kept for an earlier one of its own project, which is below its share.
+Rule 3: a request that is feasible for longer than min run time and grace, without a break, is a violation,
+        unless by the time limits of what runs it would delay one of a project below its share for which the
+        room is kept: an earlier one of its own project, or one that is wider than the whole share of its own.
 
-Not its business: quotas of trees, models, shares of GPUs.
+Not its business: trees, models, shares of GPUs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING
 from jupyter_gpupool.core import model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from jupyter_gpupool.core.model import Instruction, PoolEvent
 
@@ -55,11 +56,51 @@ def fill(total: int, quota: int, demands: Mapping[str, int]) -> dict[str, int]:
 class _Job:
     project: str
     gpus: int
+    limit: int
+    arrived: int
     waits_since: int
     granted_at: int = -1
     ran: int = 0
-    #: Who it gives back for.
-    taken: bool = False
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Requests of one project that are alike."""
+        return self.project, self.gpus, self.limit
+
+    @property
+    def ends_at(self) -> int:
+        """When it ends by its time limit."""
+        return self.granted_at + self.limit - self.ran
+
+
+@dataclass(slots=True)
+class _Group:
+    """Requests of a project that are alike and wait, with their arrivals; those once suspended apart."""
+
+    fresh: dict[str, int] = field(default_factory=dict)
+    again: dict[str, int] = field(default_factory=dict)
+
+    def first(self) -> int:
+        """When the first of them arrived."""
+        firsts = [*self.again.values(), *([next(iter(self.fresh.values()))] if self.fresh else [])]
+        return min(firsts)
+
+    def add(self, lease: str, job: _Job) -> None:
+        """Let it wait."""
+        (self.fresh if job.granted_at < 0 and job.waits_since == job.arrived else self.again)[lease] = (
+            job.arrived
+        )
+
+    def remove(self, lease: str) -> bool:
+        """Let it wait no longer; whether it did."""
+        return self.fresh.pop(lease, None) is not None or self.again.pop(lease, None) is not None
+
+    def __bool__(self) -> bool:
+        return bool(self.fresh or self.again)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.fresh
+        yield from self.again
 
 
 @dataclass(slots=True)
@@ -98,13 +139,13 @@ class Checker:
     _demand: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     _served: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     _running: dict[str, dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
-    #: By project and width: who waits, the first to come first.
-    _waiting: dict[tuple[str, int], dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
+    #: Who waits, by project, width and time limit.
+    _waiting: dict[tuple[str, int, int], _Group] = field(default_factory=lambda: defaultdict(_Group))
     _claims: dict[str, _Claim] = field(default_factory=dict)
     #: For whom a slice is being given back.
     _given: dict[str, str] = field(default_factory=dict)
-    #: Since when requests of a project and width could have been granted.
-    _feasible: dict[tuple[str, int], int] = field(default_factory=dict)
+    #: Since when requests of a project, width and time limit could have been granted.
+    _feasible: dict[tuple[str, int, int], int] = field(default_factory=dict)
     _dirty: bool = False
 
     def __post_init__(self) -> None:
@@ -137,21 +178,21 @@ class Checker:
         """See what is feasible now, and forget since when what is feasible no longer was."""
         share = fill(self.gpus, self.quota, self._demand)
         feasible = set()
-        for (project, gpus), waiting in self._waiting.items():
-            if waiting and gpus <= share[project] - self._served[project] and self._fits(gpus, share):
-                feasible.add((project, gpus))
+        for (project, gpus, limit), waiting in self._waiting.items():
+            if waiting and gpus <= share[project] - self._served[project]:
+                kept, closed = self._kept(project, limit, waiting.first(), share)
+                lacking = gpus - max(0, min(self._unclaimed(), kept))
+                if not gpus > closed and self._can_give(lacking, share):
+                    feasible.add((project, gpus, limit))
         for key in [each for each in self._feasible if each not in feasible]:
             del self._feasible[key]
         for key in sorted(feasible):
             self._feasible.setdefault(key, self._now)
 
-    def _fits(self, gpus: int, share: Mapping[str, int]) -> bool:
-        """As many are free, or can be had back."""
-        lacking = gpus - self._unclaimed()
-        if lacking <= 0:
-            return True
+    def _can_give(self, lacking: int, share: Mapping[str, int]) -> bool:
+        """As many can be had back."""
         over = {name: self._served[name] - amount for name, amount in share.items()}
-        left = {name: self._by_loss(name) for name in over if over[name] > 0}
+        left = {name: self._by_loss(name) for name in over if over[name] > 0} if lacking > 0 else {}
         while lacking > 0 and left:
             name = max(left, key=lambda each: (over[each], each))
             if not left[name]:
@@ -163,6 +204,32 @@ class Checker:
             if over[name] <= 0:
                 del left[name]
         return lacking <= 0
+
+    def _kept(self, project: str, limit: int, arrived: int, share: Mapping[str, int]) -> tuple[int, int]:
+        """How many of the free GPUs, and how much of its project's share, others leave to a request."""
+        free, room = self.gpus, self.gpus
+        for (whose, gpus, _), waiting in self._waiting.items():
+            own = whose == project and waiting and waiting.first() < arrived
+            wide = gpus > share[whose] > self._served[whose]
+            if not waiting or not (own or (wide and whose != project)):
+                continue
+            left = share[whose] - self._served[whose]
+            if own and left < gpus <= share[whose]:
+                ends = [self._jobs[each] for each in self._running[project]]
+                room = min(room, self._spare(left, gpus, limit, ends))
+            elif gpus > self._unclaimed():
+                ends = [self._jobs[each] for running in self._running.values() for each in running]
+                free = min(free, self._spare(self._unclaimed(), gpus, limit, ends))
+        return free, room
+
+    def _spare(self, left: int, gpus: int, limit: int, running: list[_Job]) -> int:
+        """With so much left now, how much something may take for so long without delaying so many GPUs."""
+        now = left
+        for job in sorted(running, key=lambda each: each.ends_at):
+            left += job.gpus
+            if left >= gpus:
+                return now if self._now + limit <= job.ends_at else min(now, left - gpus)
+        return 0
 
     def _unclaimed(self) -> int:
         """GPUs that are free and not held for a claim."""
@@ -183,7 +250,7 @@ class Checker:
                 for lease in self._waiting[key]:
                     from_ = max(since, self._jobs[lease].waits_since)
                     if now - from_ > longest:
-                        self.violations[lease] = Violation(lease, *key, from_, now)
+                        self.violations[lease] = Violation(lease, *key[:2], from_, now)
 
     # --------------------------------------------------------------------------------------- taking in
 
@@ -191,17 +258,19 @@ class Checker:
         """A request waits."""
         request = event.request
         project = self.project_of[request.id]
-        job = self._jobs[request.id] = _Job(project, request.count, event.now)
+        job = self._jobs[request.id] = _Job(
+            project, request.count, request.time_limit, event.now, waits_since=event.now
+        )
         self._demand[job.project] += job.gpus
-        self._waiting[job.project, job.gpus][request.id] = None
+        self._waiting[job.key].add(request.id, job)
 
     def started(self, lease: str, slices: int) -> None:
         """A request has got some or all of its GPUs."""
         job = self._jobs[lease]
         self._unclaim(lease)
         self._free -= slices
-        if self._waiting[job.project, job.gpus].pop(lease, 0) is None:
-            job.granted_at, job.taken = self._now, False
+        if self._waiting[job.key].remove(lease):
+            job.granted_at = self._now
             self._served[job.project] += job.gpus
             self._running[job.project][lease] = None
 
@@ -213,7 +282,7 @@ class Checker:
             if data["for"] not in self._claims:
                 claimant = self._jobs[data["for"]]
                 self._served[claimant.project] += claimant.gpus
-                self._waiting_move(data["for"])
+                self._waiting[claimant.key].remove(data["for"])
             claim = self._claims.setdefault(data["for"], _Claim(until))
             claim.slices += len(data["slices"])
             self._given.update(dict.fromkeys(data["slices"], data["for"]))
@@ -223,20 +292,20 @@ class Checker:
         elif order.notice is model.Notice.SUSPENDED:
             job = self._jobs[order.lease]
             job.waits_since = self._now
-            self._waiting[job.project, job.gpus][order.lease] = None
+            self._waiting[job.key].add(order.lease, job)
 
     def released(self, event: model.LeaseReleased) -> None:
         """A request's work is done, whatever state it is in."""
         job = self._jobs[event.lease]
         self._no_longer(event.lease)
         self._unclaim(event.lease)
-        self._waiting[job.project, job.gpus].pop(event.lease, None)
+        self._waiting[job.key].remove(event.lease)
         self._demand[job.project] -= job.gpus
 
     def refused(self, order: model.RefuseRequest) -> None:
         """A request will never get anything."""
         job = self._jobs.get(order.lease)
-        if job and self._waiting[job.project, job.gpus].pop(order.lease, 0) is None:
+        if job and self._waiting[job.key].remove(order.lease):
             self._demand[job.project] -= job.gpus
 
     def freed(self, event: model.SliceFreed) -> None:
@@ -251,16 +320,11 @@ class Checker:
         if self._running[job.project].pop(lease, 0) is None:
             self._served[job.project] -= job.gpus
 
-    def _waiting_move(self, lease: str) -> None:
-        """Who has a claim waits for it, and for nothing else."""
-        job = self._jobs[lease]
-        del self._waiting[job.project, job.gpus][lease]
-
     def _unclaim(self, lease: str) -> None:
         if self._claims.pop(lease, None):
             job = self._jobs[lease]
             self._served[job.project] -= job.gpus
-            self._waiting[job.project, job.gpus][lease] = None
+            self._waiting[job.key].add(lease, job)
 
 
 _TAKE_IN: dict[type, Callable[..., None]] = {

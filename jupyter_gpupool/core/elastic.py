@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import claims, give, grants, lives, replace, wants
+from jupyter_gpupool.core import claims, give, grants, lives, replace, turns, wants
 from jupyter_gpupool.core.line import Base, Kind
 from jupyter_gpupool.core.model import WHOLE, Notice, Reason
 from jupyter_gpupool.core.reserve import Book, count_free
@@ -22,6 +22,7 @@ from jupyter_gpupool.core.strokes import grows
 if TYPE_CHECKING:
     from jupyter_gpupool.core.model import LeaseScaled
     from jupyter_gpupool.core.strokes import State
+    from jupyter_gpupool.core.tree import Tenant
 
 
 def grow(state: State) -> None:
@@ -65,9 +66,11 @@ def _rank(state: State, lease: Lease, weight: int) -> tuple[object, ...]:
 def heads(state: State) -> Book:
     """The reservations of the first blocked heads of the whole queue."""
     book = Book(state)
-    for leaf in give.order(state):
-        for _, ident, shape in leaf.line.heads() if leaf.line else ():
+    seen: dict[Tenant, None] = {}
+    for leaf, heads in turns.turns(state):
+        for _, ident, shape in heads if leaf not in seen else ():
             if not give.at_limit(state, leaf, state.leases[ident]):
+                seen[leaf] = None
                 book.block(state.leases[ident], shape)
                 break
         if book.full:

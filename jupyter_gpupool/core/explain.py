@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import elastic, forecast, give, placement, reclaim, submit, whynot
+from jupyter_gpupool.core import elastic, forecast, give, placement, reclaim, submit, turns, whynot
 from jupyter_gpupool.core.model import ANY, LeaseState, Reason, Refusal, Request
 from jupyter_gpupool.core.state import WAITING, Lease, gpus
 from jupyter_gpupool.core.tree import apart
@@ -78,7 +78,7 @@ def explain(state: State, lease: Lease, now: int) -> Explanation:
 
 def order(state: State) -> Iterator[Lease]:
     """Everything that waits in the queue, the next one first."""
-    for leaf in give.order(state):
+    for leaf in turns.order(state):
         for _, ident in leaf.line.all() if leaf.line else ():
             yield state.leases[ident]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import counts, give, placement
+from jupyter_gpupool.core import counts, give, placement, turns
 from jupyter_gpupool.core.cluster import part_of
 from jupyter_gpupool.core.model import WHOLE
 from jupyter_gpupool.core.reserve import Book, hold_parts, usable
@@ -21,30 +21,41 @@ if TYPE_CHECKING:
     from jupyter_gpupool.core.cluster import Part
     from jupyter_gpupool.core.model import Slice
     from jupyter_gpupool.core.plan import Plan
+    from jupyter_gpupool.core.strokes import State
+    from jupyter_gpupool.core.tree import Tenant
 
 
-def ahead(plan: Plan) -> Book:
-    """The reservations of those ahead of the claimant, which it may not delay."""
-    state, book = plan.state, Book(plan.state)
-    for leaf in give.order(state):
-        if leaf is plan.leaf or book.full or leaf.line is None:
-            break
-        for _, ident, shape in leaf.line.heads():
-            if not give.at_limit(state, leaf, state.leases[ident]):
-                book.block(state.leases[ident], shape)
-                break
-    return book
+class Ahead:
+    """The reservations of those ahead of claimants, which they may not delay; worked out as far as asked."""
+
+    def __init__(self, state: State) -> None:
+        """Begin at the front of the queue."""
+        self._state = state
+        self._book = Book(state)
+        self._turns = turns.turns(state, sure=True)
+        self._next = next(self._turns, None)
+
+    def of(self, leaf: Tenant) -> Book:
+        """The reservations ahead of a user; ask for users in the order of the queue."""
+        while self._next and self._next[0] is not leaf and not self._book.full:
+            for _, ident, shape in self._next[1]:
+                lease = self._state.leases[ident]
+                if not give.at_limit(self._state, self._next[0], lease):
+                    self._book.block(lease, shape)
+                    break
+            self._next = next(self._turns, None)
+        return self._book
 
 
 class Counted:
     """Whole devices anywhere: it fits when enough of them are free or given back."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, ahead: Book) -> None:
         """Count what is free for the plan's request."""
         self.plan = plan
         self.base = plan.shape.base
         self.open = usable(plan.state, self.base.kind)
-        self.free = ahead(plan).spare(self.base, plan.shape.limit)
+        self.free = ahead.spare(self.base, plan.shape.limit)
         self.given = 0
 
     def useful(self, slices: tuple[Slice, ...]) -> bool:
@@ -82,11 +93,11 @@ class Counted:
 class Placed:
     """Anything else: it fits when a place is found."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, ahead: Book) -> None:
         """Work out what those ahead leave."""
         self.plan = plan
         self.open = usable(plan.state, plan.shape.base.kind)
-        self.late = ahead(plan).late(plan.shape.limit)
+        self.late = ahead.late(plan.shape.limit)
         #: Look for a place after so many picks.
         self.next = 1
 

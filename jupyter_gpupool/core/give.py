@@ -1,7 +1,8 @@
 """What is given to those who wait, front of the queue first.
 
 Rule 1: a grant is exact and whole: all slices of a request at once, or none.
-Rule 2: the queue goes by the tree: less served first, level by level; then by each user's own order.
+Rule 2: the queue goes by `turns`: first what stays within the shares, less served first, level by level; then by
+        each user's own order.
 Rule 3: who is at a hard limit is passed over and holds up nobody.
 Rule 4: the first blocked of each user, up to K of them, get reservations; others pass only if they delay
         none.
@@ -13,14 +14,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import grants
+from jupyter_gpupool.core import grants, turns
 from jupyter_gpupool.core.model import ANY
 from jupyter_gpupool.core.reserve import Book, count_free
 from jupyter_gpupool.core.tree import CPUS, MEMORY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from jupyter_gpupool.core.cluster import Part
     from jupyter_gpupool.core.line import Shape
     from jupyter_gpupool.core.model import Request
@@ -45,8 +44,9 @@ def next_grant(state: State) -> tuple[Lease, tuple[Part, ...]] | None:
         return None
     state.tree.refresh()
     book = Book(state)
-    for leaf in order(state):
-        found = _from(state, leaf, open_, book)
+    seen: dict[Tenant, None] = {}
+    for leaf, heads in turns.turns(state):
+        found = _from(state, leaf, heads, open_, book, seen)
         if found:
             return found
         if book.blocked and not state.defaults.passing:
@@ -79,14 +79,17 @@ def may_pass(book: Book, shape: Shape) -> bool:
 
 
 def _from(
-    state: State, leaf: Tenant, open_: list[Shape], book: Book
+    state: State,
+    leaf: Tenant,
+    heads: list[turns.Head],
+    open_: list[Shape],
+    book: Book,
+    seen: dict[Tenant, None],
 ) -> tuple[Lease, tuple[Part, ...]] | None:
     """The first of a user's requests that can start; its first that cannot becomes a blocked head."""
-    line = leaf.line
-    if line is None or (book.full and not any(shape in line.shapes for shape in open_)):
+    if book.full and not any(shape in open_ for _, _, shape in heads):
         return None
-    blocked = False
-    for _, ident, shape in line.heads():
+    for _, ident, shape in heads:
         lease = state.leases[ident]
         if at_limit(state, leaf, lease):
             if not state.defaults.passing:
@@ -99,42 +102,12 @@ def _from(
         )
         if parts:
             return lease, parts
-        if not blocked:
-            blocked = True
+        if leaf not in seen:
+            seen[leaf] = None
             book.block(lease, shape)
         if not state.defaults.passing:
             break
     return None
-
-
-def order(state: State) -> Iterator[Tenant]:
-    """The users who wait, less served first, level by level."""
-    weight = state.tree.decay.at(state.now + state.defaults.charged_ahead)
-    yield from _below(state.tree.root, weight)
-
-
-def _below(tenant: Tenant, weight: int) -> Iterator[Tenant]:
-    waiting = [each for each in tenant.children.values() if each.waiting]
-    if len(waiting) > 1:
-        waiting.sort(key=lambda each: standing(each, weight))
-    for each in waiting:
-        if each.user:
-            yield each
-        else:
-            yield from _below(each, weight)
-
-
-def standing(tenant: Tenant, weight: int) -> tuple[bool, int, tuple[int, str], str]:
-    """How a tenant stands among its siblings; less is less served."""
-    used = tenant.used(weight)
-    return (tenant.served[ANY] >= tenant.share[ANY], used, (0, "") if used else first(tenant), tenant.name)
-
-
-def first(tenant: Tenant) -> tuple[int, str]:
-    """Rank and id of the request that has waited longest below a tenant."""
-    if tenant.user:
-        return tenant.line.first() if tenant.line else (0, "")
-    return min(first(each) for each in tenant.children.values() if each.waiting)
 
 
 def amounts(request: Request, count: int, each: int) -> list[tuple[str, int]]:

@@ -43,13 +43,13 @@ class Plan:
     lease: Lease
     leaf: Tenant
     shape: Shape
+    #: Who is over their share and has something that can be taken now, by who is above them.
+    overs: dict[Tenant, list[Tenant]]
     picks: list[Pick] = field(default_factory=list)
     #: What is taken from each tenant by the picks, by model and for `ANY`.
     taken: dict[Tenant, dict[str, int]] = field(default_factory=dict)
-    #: Leases of which all is picked.
-    seen: dict[str, None] = field(default_factory=dict)
-    #: When the first lease that is still protected can give back; 0: none is.
-    later: int = 0
+    #: Of each user the leases that can be taken, the one that loses least last.
+    ranked: dict[Tenant, list[Lease]] = field(default_factory=dict)
 
     @property
     def model(self) -> str:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import claims, give, victims
-from jupyter_gpupool.core.fits import Counted, Placed
+from jupyter_gpupool.core import claims, give, turns, victims
+from jupyter_gpupool.core.fits import Ahead, Counted, Placed
 from jupyter_gpupool.core.model import ANY
 from jupyter_gpupool.core.plan import Plan
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from jupyter_gpupool.core.cluster import Part
-    from jupyter_gpupool.core.line import Shape
+    from jupyter_gpupool.core.line import Kind, Shape
+    from jupyter_gpupool.core.reserve import Book
     from jupyter_gpupool.core.state import Lease
     from jupyter_gpupool.core.strokes import State
     from jupyter_gpupool.core.tree import Tenant
@@ -40,19 +41,27 @@ def run(state: State) -> None:
 
 def _one(state: State) -> bool:
     """Find the first in the queue for whom others can give back, and let them."""
+    able, wake = victims.able(state)
     weight = state.tree.decay.at(state.now + state.defaults.charged_ahead)
-    hungry = sorted(state.tree.hungry, key=lambda leaf: path_standing(leaf, weight))
-    wake = 0
-    for leaf in hungry:
+    ahead, wanted = Ahead(state), False
+    for leaf in sorted(state.tree.hungry, key=lambda leaf: path_standing(leaf, weight)):
+        hopeless: dict[Kind, int] = {}
         for _, _, shape, lease in _within(state, leaf):
-            plan = Plan(state, lease, leaf, shape)
-            parts = think(plan)
+            wanted = True
+            if not able:
+                break
+            base = shape.base
+            if base.plain and base.count >= hopeless.get(base.kind, base.count + 1):
+                continue  # a smaller one of the same user was not to be had
+            plan = Plan(state, lease, leaf, shape, able)
+            parts = think(plan, ahead.of(leaf))
             if parts:
                 claims.commit(plan, parts)
                 return True
-            if plan.later:
-                wake = min(wake or plan.later, plan.later)
-    wake_up(state, wake)
+            if base.plain:
+                hopeless[base.kind] = base.count
+    if wanted:
+        wake_up(state, wake)
     return False
 
 
@@ -60,24 +69,26 @@ def preview(state: State, lease: Lease) -> tuple[str, ...]:
     """The names of the leases that would give back for a waiting request, now; () if none would do."""
     leaf = state.leaf(lease.request)
     state.tree.refresh()
-    for _, ident, shape, _ in _within(state, leaf):
-        plan = Plan(state, lease, leaf, shape)
-        if ident == lease.id and think(plan):
+    able, _ = victims.able(state)
+    for _, ident, shape, _ in _within(state, leaf) if able else ():
+        plan = Plan(state, lease, leaf, shape, able)
+        if ident == lease.id and think(plan, Ahead(state).of(leaf)):
             return tuple(pick.lease.request.name for pick in plan.picks)
     return ()
 
 
 def path_standing(leaf: Tenant, weight: int) -> list[tuple[object, ...]]:
     """How a user stands in the whole queue."""
-    return [give.standing(tenant, weight) for tenant in [*leaf.path()][-2::-1]]
+    return [turns.standing(tenant, weight) for tenant in [*leaf.path()][-2::-1]]
 
 
 def _within(state: State, leaf: Tenant) -> Iterator[tuple[int, str, Shape, Lease]]:
-    """A user's requests that keep them within their share, in their order, one of each shape."""
+    """A user's requests that keep them within their share and may go now, one of each shape."""
     room = leaf.share[ANY] - leaf.served[ANY]
     if leaf.line is None or leaf.line.least() > room:
         return
-    for rank, ident, shape in leaf.line.heads():
+    heads, _ = turns.split(state, leaf, leaf.line.heads(), room)
+    for rank, ident, shape in heads:
         lease = state.leases[ident]
         if shape.total <= room and not give.at_limit(state, leaf, lease):
             yield rank, ident, shape, lease
@@ -90,9 +101,9 @@ def wake_up(state: State, when: int) -> None:
         state.at(when, "wake", "")
 
 
-def think(plan: Plan) -> tuple[Part, ...] | None:
+def think(plan: Plan, ahead: Book) -> tuple[Part, ...] | None:
     """Pick who gives back, as few as will do; the parts that the request then gets, or None."""
-    fits = Counted(plan) if plan.shape.base.plain else Placed(plan)
+    fits = Counted(plan, ahead) if plan.shape.base.plain else Placed(plan, ahead)
     for pick in victims.candidates(plan, fits.useful):
         plan.picks.append(pick)
         plan.take(pick)

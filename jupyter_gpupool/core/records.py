@@ -195,6 +195,7 @@ def reconfigure(state: State, projects: tuple[Project, ...], defaults: Defaults)
     state.tree = Tree(projects, fresh)
     state.tree.capacity(state.capacity)
     state.waiting = Waiting()
+    state.takeable_from = {}
     state.holding = {}
     for lease in state.leases.values():
         _count(state, lease)

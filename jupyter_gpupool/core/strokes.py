@@ -90,6 +90,8 @@ class State:
         self.ends_mark = 0
         self._reserved_at: tuple[object, int] = ((), 0)
         self._reserved: dict[object, Reservation | None] = {}
+        #: User -> from when on each of their leases has run long enough to be taken from, soonest first.
+        self.takeable_from: dict[Tenant, list[int]] = {}
         #: (user, name) -> id of the live lease of that name.
         self.names: dict[tuple[str, str], str] = {}
         #: Node -> ids of the slices on it.
@@ -137,6 +139,15 @@ class State:
     def leaf(self, request: Request) -> Tenant:
         """The user in the tree."""
         return self.tree.user(request.project, request.user)
+
+    def free_from(self, leaf: Tenant) -> list[int]:
+        """From when on each of a user's leases has run long enough to be taken from, soonest first."""
+        found = self.takeable_from.get(leaf)
+        if found is None:
+            leases = (self.leases[ident] for ident in self.holding.get(leaf, ()))
+            times = (max(each.granted_at, each.taken_at) + self.defaults.min_run for each in leases)
+            found = self.takeable_from[leaf] = sorted(times)
+        return found
 
     def slice_of(self, ident: str) -> tuple[Lease, Slice] | None:
         """The slice of that id with its lease, None if there is none."""
@@ -278,6 +289,7 @@ class State:
         self._place(self.claims, lease, there=bool(lease.claim))
         self._place(self.elastic, lease, there=stretches(lease))
         self._place(self.holding.setdefault(leaf, {}), lease, there=lease.state in HOLDING)
+        self.takeable_from.pop(leaf, None)
         self._place_end(lease)
         self.wish(lease)
         self.tree.review(leaf)

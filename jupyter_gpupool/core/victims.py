@@ -13,6 +13,7 @@ Not its business: how many it takes (`fits`).
 
 from __future__ import annotations
 
+import bisect
 from typing import TYPE_CHECKING
 
 from jupyter_gpupool.core.model import ANY, GB, MINUTE, WHOLE
@@ -51,7 +52,7 @@ def _surplus(plan: Plan, useful: Callable[[tuple[Slice, ...]], bool]) -> Iterato
     )
     for _, _, ident in ranked:
         lease = state.leases[ident]
-        if takeable(plan, lease):
+        if takeable(state, lease):
             live = {each.id: each for each in lease.live()}
             for slice_id in reversed(lease.extra):
                 if slice_id in live and useful((live[slice_id],)):
@@ -64,7 +65,7 @@ def _most_over(plan: Plan, useful: Callable[[tuple[Slice, ...]], bool]) -> Pick 
     mine = plan.leaf
     for above in [*plan.leaf.path()][1:]:
         if plan.room(mine) >= plan.shape.total:
-            branches += [each for each in above.children.values() if each is not mine]
+            branches += [each for each in plan.overs.get(above, ()) if each is not mine]
         mine = above
     return _first_of(plan, useful, branches)
 
@@ -78,7 +79,7 @@ def _first_of(plan: Plan, useful: Callable[[tuple[Slice, ...]], bool], tenants: 
         if tenant.user:
             found = _next_of(plan, useful, tenant)
         else:
-            found = _first_of(plan, useful, list(tenant.children.values()))
+            found = _first_of(plan, useful, plan.overs.get(tenant, []))
         if found:
             return found
     return None
@@ -86,39 +87,81 @@ def _first_of(plan: Plan, useful: Callable[[tuple[Slice, ...]], bool], tenants: 
 
 def _next_of(plan: Plan, useful: Callable[[tuple[Slice, ...]], bool], leaf: Tenant) -> Pick | None:
     """The lease of a user that loses least by giving back."""
-    state, best, found = plan.state, None, None
-    for ident in state.holding.get(leaf, ()):
-        lease = state.leases[ident]
-        if ident in plan.seen or not takeable(plan, lease) or firm(state, lease):
-            continue
-        ran = lease.ran + state.now - lease.granted_at
-        milli = sum(charge.milli for charge in lease.charges.values())
-        lost = ran * milli + lease.holds_size * HELD // GB
-        rank = (lost, -lease.request.arrived, ident)
-        if (best is None or rank < best) and useful(tuple(lease.live())):
-            best, found = rank, lease
-    if found is None:
-        return None
-    plan.seen[found.id] = None
+    if leaf not in plan.ranked:
+        plan.ranked[leaf] = _ranked(plan.state, leaf)
+    ranked = plan.ranked[leaf]
+    while ranked:
+        found = ranked.pop()
+        if useful(tuple(found.live())):
+            return _whole(plan, found, leaf)
+    return None
+
+
+def _ranked(state: State, leaf: Tenant) -> list[Lease]:
+    """The leases of a user that can be taken, the one that loses least last."""
+    leases = [state.leases[ident] for ident in state.holding.get(leaf, ())]
+    taken = [each for each in leases if takeable(state, each) and not firm(state, each)]
+    return sorted(taken, key=lambda lease: _loss(state, lease), reverse=True)
+
+
+def _loss(state: State, lease: Lease) -> tuple[int, int, str]:
+    ran = lease.ran + state.now - lease.granted_at
+    milli = sum(charge.milli for charge in lease.charges.values())
+    return (ran * milli + lease.holds_size * HELD // GB, -lease.request.arrived, lease.id)
+
+
+def _whole(plan: Plan, lease: Lease, leaf: Tenant) -> Pick:
+    """All that a lease has and does not give back yet."""
     served: dict[str, int] = {}
-    for ident, charge in found.charges.items():
-        if ident not in found.unserved and ident not in found.extra:
+    for ident, charge in lease.charges.items():
+        if ident not in lease.unserved and ident not in lease.extra:
             for key in (ANY, charge.model):
                 served[key] = served.get(key, 0) + charge.milli
-    given = {each.id for pick in plan.picks if pick.lease is found for each in pick.slices}
-    slices = tuple(each for each in found.live() if each.id not in given)
-    return Pick(found, leaf, slices, whole=True, served=served)
+    given = {each.id for pick in plan.picks if pick.lease is lease for each in pick.slices}
+    slices = tuple(each for each in lease.live() if each.id not in given)
+    return Pick(lease, leaf, slices, whole=True, served=served)
 
 
-def takeable(plan: Plan, lease: Lease) -> bool:
+def able(state: State) -> tuple[dict[Tenant, list[Tenant]], int]:
+    """Who is over their share and has something that can be taken now, by who is above them, and the next time.
+
+    Those above are there too as soon as one below them is; with surplus alone that can be taken, just the root.
+    The time is when the first lease that is still protected can be taken; 0: there is none.
+    """
+    found: dict[Tenant, list[Tenant]] = {}
+    seen: dict[Tenant, None] = {}
+    wake = 0
+    for leaf in state.tree.overs:
+        times = state.free_from(leaf) if leaf.user else []
+        wake = _sooner(wake, times, state.now)
+        if times and times[0] <= state.now:
+            for tenant in leaf.path():
+                if tenant.parent is not None and tenant not in seen:
+                    seen[tenant] = None
+                    found.setdefault(tenant.parent, []).append(tenant)
+    for ident in state.elastic:
+        lease = state.leases[ident]
+        if lease.extra and takeable(state, lease):
+            found.setdefault(state.tree.root, [])
+        elif lease.extra:
+            wake = _sooner(wake, [free_at(state, lease)], state.now)
+    return found, wake
+
+
+def _sooner(wake: int, times: list[int], now: int) -> int:
+    """The first of some times, in order, that is still to come, if it is before `wake`."""
+    at = bisect.bisect_right(times, now)
+    return min(wake or times[at], times[at]) if at < len(times) else wake
+
+
+def free_at(state: State, lease: Lease) -> int:
+    """From when on something can be taken from a lease: it has run long enough since grant and last loss."""
+    return max(lease.granted_at, lease.taken_at) + state.defaults.min_run
+
+
+def takeable(state: State, lease: Lease) -> bool:
     """It runs, and has run long enough since its grant and since something was last taken from it."""
-    if lease.state not in HOLDING:
-        return False
-    free_at = max(lease.granted_at, lease.taken_at) + plan.state.defaults.min_run
-    if free_at > plan.state.now:
-        plan.later = min(plan.later or free_at, free_at)
-        return False
-    return True
+    return lease.state in HOLDING and free_at(state, lease) <= state.now
 
 
 def firm(state: State, lease: Lease) -> bool:

@@ -1,0 +1,121 @@
+"""Whose turn it is: the users of the queue, each with the requests that they may start now.
+
+Rule 1: users go by the tree, less served first, level by level; each has their requests in their own order, one
+        of each shape.
+Rule 2: a request that takes its user, or a project of theirs, above what they deserve goes after all that do not.
+        So a big request of somebody who is almost at their share holds up nobody who is well below it. One that
+        is wider than its user's whole share can never stay within it, and goes in its user's place all the same.
+Rule 3: a request that would stay within its user's share, were it not for leases of theirs that run, waits for
+        those to end. A later one of the same user goes with those within the share only if it does not delay it.
+Rule 4: where nobody may pass, the order is that of rule 1 alone.
+
+Not its business: whether there is room (`give`), and who gives back (`reclaim`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jupyter_gpupool.core.model import ANY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jupyter_gpupool.core.line import Shape
+    from jupyter_gpupool.core.state import Lease
+    from jupyter_gpupool.core.strokes import State
+    from jupyter_gpupool.core.tree import Tenant
+
+#: A request's rank among its user's own, its id and its shape.
+Head = tuple[int, str, "Shape"]
+
+
+def order(state: State) -> Iterator[Tenant]:
+    """The users who wait, less served first, level by level."""
+    weight = state.tree.decay.at(state.now + state.defaults.charged_ahead)
+    yield from _below(state.tree.root, weight)
+
+
+def _below(tenant: Tenant, weight: int) -> Iterator[Tenant]:
+    waiting = [each for each in tenant.children.values() if each.waiting]
+    if len(waiting) > 1:
+        waiting.sort(key=lambda each: standing(each, weight))
+    for each in waiting:
+        if each.user:
+            yield each
+        else:
+            yield from _below(each, weight)
+
+
+def standing(tenant: Tenant, weight: int) -> tuple[bool, int, tuple[int, str], str]:
+    """How a tenant stands among its siblings; less is less served."""
+    used = tenant.used(weight)
+    return (tenant.served[ANY] >= tenant.share[ANY], used, (0, "") if used else first(tenant), tenant.name)
+
+
+def first(tenant: Tenant) -> tuple[int, str]:
+    """Rank and id of the request that has waited longest below a tenant."""
+    if tenant.user:
+        return tenant.line.first() if tenant.line else (0, "")
+    return min(first(each) for each in tenant.children.values() if each.waiting)
+
+
+def turns(state: State, *, sure: bool = False) -> Iterator[tuple[Tenant, list[Head]]]:
+    """The users with their requests, first those that stay within their shares, then (not if `sure`) the others."""
+    later: list[tuple[Tenant, list[Head]]] = []
+    for leaf in order(state):
+        heads = leaf.line.heads() if leaf.line else []
+        if state.defaults.passing:
+            heads, rest = split(state, leaf, heads, _least_room(leaf))
+            if rest:
+                later.append((leaf, rest))
+        if heads:
+            yield leaf, heads
+    if not sure:
+        yield from later
+
+
+def _least_room(leaf: Tenant) -> int:
+    """How much more a user may be served with all above them within their shares."""
+    return min(each.share[ANY] - each.served[ANY] for each in leaf.path() if each.parent is not None)
+
+
+def split(state: State, leaf: Tenant, heads: list[Head], room: int) -> tuple[list[Head], list[Head]]:
+    """A user's requests: those that have their turn with so much room, and those that come later."""
+    share = leaf.share[ANY]
+    soon: list[Head] = []
+    later: list[Head] = []
+    #: The first that has to wait for its user's own leases; when it is due, and what it leaves over then.
+    waits: Head | None = None
+    due: tuple[int, int] | None = None
+    for head in heads:
+        total, limit = head[2].total, head[2].limit
+        if room < total <= share:
+            later.append(head)
+            waits = waits or head
+            continue
+        if waits and not due and total <= room:
+            due = _due(state, leaf, waits[2].total)
+        delays = due and total <= room and total > due[1] and state.now + limit > due[0]
+        (later if delays else soon).append(head)
+    return soon, later
+
+
+def _due(state: State, leaf: Tenant, total: int) -> tuple[int, int]:
+    """When enough of a user's own leases have ended for so much to stay within their share, and what is left."""
+    left, when = leaf.share[ANY] - leaf.served[ANY] - total, state.now
+    ends = sorted((state.leases[ident].ends_at, ident) for ident in state.holding.get(leaf, ()))
+    for end, ident in ends:
+        if left >= 0:
+            break
+        left += _served(state.leases[ident])
+        when = max(when, end)
+    return when, max(0, left)
+
+
+def _served(lease: Lease) -> int:
+    """What a lease counts for its user's share, in thousandths of a GPU."""
+    charges, extra, unserved = lease.charges, lease.extra, lease.unserved
+    return sum(
+        charge.milli for ident, charge in charges.items() if ident not in extra and ident not in unserved
+    )
