@@ -1,8 +1,8 @@
 """What a replay has shown: waits, utilisation, and how fairly the pool was shared.
 
 Rule 1: a wait is finish - arrival - run time, so that suspensions count.
-Rule 2: rho (finish-time fairness, Mahajan et al., NSDI 2020) sets the time from arrival to finish against what
-        it would have been had the tenant's project GPUs of its own: as many as all, by the number of projects;
+Rule 2: rho (finish-time fairness, Mahajan et al., NSDI 2020) sets the time from arrival to finish against
+        what it would have been had the request's project GPUs of its own: all, by the number of projects;
         first come, first served, and nobody passes. Requests wider than that are left out.
 Rule 3: a request was treated unfairly when it took longer than 1.05 times that, plus the min run time and the
         grace of a reclaim, which even a request within its share may have to wait.
@@ -169,7 +169,7 @@ def utilisation(played: Played) -> float:
 
 
 def shares(jobs: Sequence[Job], gpus: int, projects: Sequence[Project]) -> tuple[list[float], float]:
-    """What each project was served of what it deserved, and how many of a hundred are missing of the whole."""
+    """What each project was served of what it deserved; how many of a hundred are missing of the whole."""
     until = max((job.arrival for job in jobs), default=0)
     tree = Tree(tuple(projects), Decay(Defaults().half_life))
     tree.capacity({ANY: gpus * WHOLE})

@@ -4,11 +4,11 @@ The checker is told every pool event and every instruction, as a journal would b
 is free, who has what, who waits, what each deserves, who could give back. Of the product it knows the names
 of events and instructions only, none of its decisions.
 
-Rule 1: a request is *feasible* when granting it keeps its project within its share, and as many GPUs are free,
-        or can be had back from projects above their shares: of the one most over first, there the lease with
-        the least work to lose, until nobody is over any more.
-Rule 2: what is being given back for a request counts as its own from the notice on: neither free nor to be had
-        back, and its project is served that much more.
+Rule 1: a request is *feasible* when granting it keeps its project within its share, and as many GPUs are
+        free, or can be had back from projects above their shares: of the one most over first, there the lease
+        with the least work to lose, until nobody is over any more.
+Rule 2: what is being given back for a request counts as its own from the notice on: neither free nor to be
+        had back, and its project is served that much more.
 Rule 3: a request that is feasible for longer than min run time and grace, without a break, is a violation,
         unless by the time limits of what runs it would delay one of a project below its share for which the
         room is kept: an earlier one of its own project, or one that is wider than the whole share of its own.

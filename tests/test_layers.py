@@ -37,6 +37,7 @@ ROOMS = {
     "hub": "hub",
     "versions": "versions",
     "replay": "replay",
+    "replay_figures": "replay",
     "client": "client",
     "cluster": "client",
     "progress": "client",
@@ -100,7 +101,19 @@ WITHOUT_NUMPY = {
     f"core.{name}"
     for name in (
         *("model", "pool", "state", "submit", "lives", "grants", "nodes", "records", "validate", "explain"),
-        *("strokes", "line", "give", "reserve", "forecast", "reclaim", "plan", "victims", "fits", "claims"),
+        *(
+            "strokes",
+            "line",
+            "give",
+            "reserve",
+            "forecast",
+            "turns",
+            "reclaim",
+            "plan",
+            "victims",
+            "fits",
+            "claims",
+        ),
         *("replace", "elastic", "extend", "idle", "settle", "ledger", "figures"),
         *(
             "shares",

@@ -1,8 +1,8 @@
 """What is given to those who wait, front of the queue first.
 
 Rule 1: a grant is exact and whole: all slices of a request at once, or none.
-Rule 2: the queue goes by `turns`: first what stays within the shares, less served first, level by level; then by
-        each user's own order.
+Rule 2: the queue goes by `turns`: first what stays within the shares, less served first, level by level;
+        then by each user's own order.
 Rule 3: who is at a hard limit is passed over and holds up nobody.
 Rule 4: the first blocked of each user, up to K of them, get reservations; others pass only if they delay
         none.
@@ -12,6 +12,7 @@ Not its business: taking back (`reclaim`), and replacements (`replace`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from jupyter_gpupool.core import grants, turns
@@ -43,19 +44,56 @@ def next_grant(state: State) -> tuple[Lease, tuple[Part, ...]] | None:
     if not open_:
         return None
     state.tree.refresh()
-    book = Book(state)
-    seen: dict[Tenant, None] = {}
+    round_ = _Round(state, open_, Book(state))
     for leaf, heads in turns.turns(state):
-        found = _from(state, leaf, heads, open_, book, seen)
+        found = round_.first_of(leaf, heads)
         if found:
             return found
-        if book.blocked and not state.defaults.passing:
-            return None
-        if book.full:
-            open_ = [shape for shape in open_ if may_pass(book, shape)]
-        if not open_:
+        if round_.over():
             return None
     return None
+
+
+@dataclass(slots=True)
+class _Round:
+    """One walk along the queue."""
+
+    state: State
+    #: Shapes for which there may be room.
+    open_: list[Shape]
+    book: Book
+    #: Users whose first blocked request is in the book.
+    seen: dict[Tenant, None] = field(default_factory=dict)
+
+    def over(self) -> bool:
+        """Nobody further back can start."""
+        if self.book.blocked and not self.state.defaults.passing:
+            return True
+        if self.book.full:
+            self.open_ = [shape for shape in self.open_ if may_pass(self.book, shape)]
+        return not self.open_
+
+    def first_of(self, leaf: Tenant, heads: list[turns.Head]) -> tuple[Lease, tuple[Part, ...]] | None:
+        """The first of a user's requests that can start; its first that cannot becomes a blocked head."""
+        state, book = self.state, self.book
+        if book.full and not any(shape in self.open_ for _, _, shape in heads):
+            return None
+        for _, ident, shape in heads:
+            lease = state.leases[ident]
+            if at_limit(state, leaf, lease):
+                if not state.defaults.passing:
+                    break
+                continue
+            hopeful = shape in self.open_ and shape.base.failed != state.freed
+            parts = book.place(lease, shape.base, shape.limit) if hopeful else None
+            if parts:
+                return lease, parts
+            if leaf not in self.seen:
+                self.seen[leaf] = None
+                book.block(lease, shape)
+            if not state.defaults.passing:
+                break
+        return None
 
 
 def may_fit(state: State) -> list[Shape]:
@@ -76,38 +114,6 @@ def may_pass(book: Book, shape: Shape) -> bool:
     """A quick look at whether a shape could pass the heads that have reservations."""
     base = shape.base
     return not (base.plain or base.together) or book.spare(base, shape.limit) >= base.count
-
-
-def _from(
-    state: State,
-    leaf: Tenant,
-    heads: list[turns.Head],
-    open_: list[Shape],
-    book: Book,
-    seen: dict[Tenant, None],
-) -> tuple[Lease, tuple[Part, ...]] | None:
-    """The first of a user's requests that can start; its first that cannot becomes a blocked head."""
-    if book.full and not any(shape in open_ for _, _, shape in heads):
-        return None
-    for _, ident, shape in heads:
-        lease = state.leases[ident]
-        if at_limit(state, leaf, lease):
-            if not state.defaults.passing:
-                break
-            continue
-        parts = (
-            book.place(lease, shape.base, shape.limit)
-            if shape in open_ and shape.base.failed != state.freed
-            else None
-        )
-        if parts:
-            return lease, parts
-        if leaf not in seen:
-            seen[leaf] = None
-            book.block(lease, shape)
-        if not state.defaults.passing:
-            break
-    return None
 
 
 def amounts(request: Request, count: int, each: int) -> list[tuple[str, int]]:

@@ -1,12 +1,13 @@
 """Whose turn it is: the users of the queue, each with the requests that they may start now.
 
-Rule 1: users go by the tree, less served first, level by level; each has their requests in their own order, one
-        of each shape.
-Rule 2: a request that takes its user, or a project of theirs, above what they deserve goes after all that do not.
-        So a big request of somebody who is almost at their share holds up nobody who is well below it. One that
-        is wider than its user's whole share can never stay within it, and goes in its user's place all the same.
-Rule 3: a request that would stay within its user's share, were it not for leases of theirs that run, waits for
-        those to end. A later one of the same user goes with those within the share only if it does not delay it.
+Rule 1: users go by the tree, less served first, level by level; each has their requests in their own order,
+        one of each shape.
+Rule 2: a request that takes its user, or a project of theirs, above what they deserve goes after all that do
+        not. So a big request of somebody who is almost at their share holds up nobody who is well below it.
+        One that is wider than its user's whole share can never stay within it, and goes in its user's place.
+Rule 3: a request that would stay within its user's share, were it not for leases of theirs that run, waits
+        for those to end. A later one of the same user goes with those within the share only if it does not
+        delay it.
 Rule 4: where nobody may pass, the order is that of rule 1 alone.
 
 Not its business: whether there is room (`give`), and who gives back (`reclaim`).
@@ -61,7 +62,7 @@ def first(tenant: Tenant) -> tuple[int, str]:
 
 
 def turns(state: State, *, sure: bool = False) -> Iterator[tuple[Tenant, list[Head]]]:
-    """The users with their requests, first those that stay within their shares, then (not if `sure`) the others."""
+    """The users with their requests: those that stay within their shares, then, unless `sure`, the others."""
     later: list[tuple[Tenant, list[Head]]] = []
     for leaf in order(state):
         heads = leaf.line.heads() if leaf.line else []
@@ -102,7 +103,7 @@ def split(state: State, leaf: Tenant, heads: list[Head], room: int) -> tuple[lis
 
 
 def _due(state: State, leaf: Tenant, total: int) -> tuple[int, int]:
-    """When enough of a user's own leases have ended for so much to stay within their share, and what is left."""
+    """When enough of a user's leases have ended for so much to stay within their share; what is left then."""
     left, when = leaf.share[ANY] - leaf.served[ANY] - total, state.now
     ends = sorted((state.leases[ident].ends_at, ident) for ident in state.holding.get(leaf, ()))
     for end, ident in ends:

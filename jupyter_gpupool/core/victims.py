@@ -123,9 +123,9 @@ def _whole(plan: Plan, lease: Lease, leaf: Tenant) -> Pick:
 
 
 def able(state: State) -> tuple[dict[Tenant, list[Tenant]], int]:
-    """Who is over their share and has something that can be taken now, by who is above them, and the next time.
+    """Who is over their share and has something that can be taken now, by who is above them; the next time.
 
-    Those above are there too as soon as one below them is; with surplus alone that can be taken, just the root.
+    Those above are there too as soon as one below them is; where only surplus can be taken, just the root.
     The time is when the first lease that is still protected can be taken; 0: there is none.
     """
     found: dict[Tenant, list[Tenant]] = {}

@@ -16,7 +16,6 @@ import argparse
 import json
 import random
 import resource
-import sys
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -276,7 +275,7 @@ def reclaims(town: Town, count: int) -> None:
 
 def places(town: Town, count: int) -> Iterator[float]:
     """Seconds of searching a place for something in the pool as it is, some of it free."""
-    cluster = town.pool._state.cluster  # noqa: SLF001 - a search without a decision has no other door
+    cluster = town.pool._state.cluster  # a search without a decision has no other door
     for _ in range(count):
         ident = town.chance.choice(town.holding)
         lease = town.pool.leases[ident]
@@ -301,7 +300,10 @@ def main() -> None:
     town.open()
     begin = time.monotonic()
     fill(town, options.pending // part)
-    print(f"{len(town.holding)} leases, {len(town.pool.leases)} in all, {time.monotonic() - begin:.1f} s", flush=True)
+    print(
+        f"{len(town.holding)} leases, {len(town.pool.leases)} in all, {time.monotonic() - begin:.1f} s",
+        flush=True,
+    )
     granted = town.grants
     events(town, EVENTS // part)
     granted = town.grants - granted
@@ -319,9 +321,7 @@ def main() -> None:
         "reclaim_64_ms": milliseconds(town.gangs, 50),
         "reclaim_64_p99_ms": milliseconds(town.gangs, 99),
         "place_p99_ms": milliseconds(found, 99),
-        "peak_rss_mb": round(rss / (1 if sys.platform == "darwin" else 1024) / 1.024 / 1.024, 1)
-        if sys.platform == "darwin"
-        else round(rss / 1024, 1),
+        "peak_rss_mb": round(rss / 1024, 1),
     }
     print(json.dumps(result))
 

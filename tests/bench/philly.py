@@ -2,8 +2,8 @@
 
 The trace (tests/data) goes through the product's own `core.pool` in virtual time, every tenant with the same
 quota. Capacity is a part of the mean demand, 374 GPUs: 0.75 makes 281, 1.2 makes 449. What each figure means
-stands in `jupyter_gpupool.replay_figures`; `share_violations` are counted by `tests.share_checker`, which sees
-pool events and instructions only. Times are of the processor, without the checker's own.
+stands in `jupyter_gpupool.replay_figures`; `share_violations` are counted by `tests.share_checker`, which
+sees pool events and instructions only. Times are of the processor, without the checker's own.
 
     python -m tests.bench.philly [--policy ours|fifo|quota-only|all] [--capacity 0.75] [--trace FILE]
 """
@@ -56,8 +56,8 @@ class Watch:
 
 def capacity(jobs: Sequence[Job], part: float) -> int:
     """So many GPUs are this part of the mean demand."""
-    demand = sum(job.gpus * job.duration for job in jobs) / max(1, max(job.arrival for job in jobs))
-    return max(1, round(part * demand))
+    work = sum(job.gpus * job.duration for job in jobs)
+    return max(1, round(part * work / max(1, *(job.arrival for job in jobs))))
 
 
 def run(jobs: Sequence[Job], gpus: int, policy: str) -> dict[str, Any]:
