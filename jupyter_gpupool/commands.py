@@ -274,9 +274,26 @@ _USERS = Argument(
 _MANY = Argument(
     flags=("gpus",), name="gpus", help="GPUs at most from now on", metavar="N", options={"type": number}
 )
+_ONE_DEVICE = Argument(
+    flags=("device",),
+    name="device",
+    help="a GPU, by name or UUID",
+    metavar="GPU",
+    options={"nargs": "?"},
+    values="target",
+)
 _THIS_LEASE = Argument(
     flags=("lease",), name="lease", help="a lease, by name or id", metavar="LEASE", values="lease"
 )
+
+
+def _health(pool: Pool, args: argparse.Namespace) -> Any:
+    if not args.device:
+        return pool.devices()
+    from jupyter_gpupool import tables
+    from jupyter_gpupool._evidence import evidence_words
+
+    return tables.Said(pool.get(f"/v1/health/{args.device}"), evidence_words)
 
 
 def asked(args: argparse.Namespace) -> dict[str, Any]:
@@ -380,8 +397,9 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         name="health",
-        help="List the GPUs: how they are, and who has them.",
-        run=lambda pool, _: pool.devices(),
+        help="List the GPUs: how they are, and who has them; of one GPU, what its verdict rests on.",
+        arguments=(_ONE_DEVICE,),
+        run=_health,
     ),
     Command(name="queue", help="List who waits, in their order.", run=lambda pool, _: pool.queue()),
     Command(

@@ -326,6 +326,7 @@ ALLOWED = {
     "DELETE /v1/leases/LEASE": (204, 404, 403, 204, 401),
     "POST /v1/requests": (201, 201, 403, 201, 401),
     "PUT /v1/projects": (403, 403, 403, 200, 401),
+    "GET /v1/health/node-2": (400, 400, 400, 400, 401),  # verdicts are on devices
     "POST /v1/health/node-2": (403, 403, 403, 204, 401),
     "POST /v1/tokens": (201, 201, 403, 201, 401),
     "GET /v1/tokens": (200, 200, 200, 200, 401),

@@ -159,6 +159,20 @@ def test_a_simulated_gpu_is_broken_and_repaired(run, pool):
     assert "no simulated device 'gpu99'" in err.lower()
 
 
+def test_what_a_verdict_rests_on_can_be_read(run, pool):
+    run("drill", "gpu2", "--xid", "95")
+    wait_until(lambda: pool.devices()[2]["verdict"] == "evacuate")
+    said = run("health", "gpu2")[1]
+    assert said.startswith("node-1/gpu2 is evacuate: ")
+    assert "By the rule “recovery: reset”, since" in said
+    assert "XID 95 (uncontained memory error" in said
+    assert "It was taken out 1 time(s) within a week" in said
+    run("drill", "gpu2", "--end")
+    wait_until(lambda: "It is on probation until" in run("health", "gpu2")[1])
+    assert json.loads(run("health", "gpu2", "--json")[1])["probation"] is True
+    assert "is a node" in run("health", "node-1")[2]
+
+
 def test_a_device_is_taken_out_and_back(run, pool):
     assert run("cordon", "node-1/gpu0", "--why", "loose cable")[1] == "node-1/gpu0 takes no new work.\n"
     assert pool.status().gpus_free == 7

@@ -206,6 +206,23 @@ async def test_what_the_controller_knows_of_fitness_outlives_it(tmp_path):
 
 
 @pytest.mark.asyncio
+async def test_anybody_can_read_what_a_verdict_rests_on(tmp_path):
+    """Also of one that the circuit breaker holds back: what it was judged to be is in its sentence."""
+    async with running(tmp_path) as kit:
+        for name in ("node-1", "node-2"):
+            bench = Bench(node=name)
+            for gpu in range(3):
+                _hear(kit, name, bench.xid(79, gpu).changes)
+        out = (await kit.call("eve", "GET", "/v1/health/node-1/gpu2")).data
+        assert (out["verdict"], out["evidence"]["rule"]) == ("gone", "xid gone")
+        assert out["evidence"]["incidents"][0]["labels"] == ["XID 79"]
+        assert len(out["evidence"]["strikes"]) == 1
+        held = (await kit.call("eve", "GET", "/v1/health/node-2/gpu2")).data
+        assert held["verdict"] == "watch"
+        assert "gone" in held["sentence"]
+
+
+@pytest.mark.asyncio
 async def test_whose_program_fails_on_several_nodes_is_told_and_loses_no_gpu(tmp_path):
     async with running(tmp_path) as kit:
         _hear(kit, "node-2", Bench(node="node-2").xid(31, by=["ann"]).changes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -118,6 +119,26 @@ async def health(call: Call) -> Answer:
     if action != "cordon":
         face.decided(target, fit=action in ("uncordon", "undrain"))
     return Answer(None, HTTPStatus.NO_CONTENT)
+
+
+async def evidence(call: Call) -> Answer:
+    """Say what a device's verdict rests on: the rule, the times, the incidents, the last readings."""
+    pool = call.controller.pool
+    target = resolve(pool, call.path["target"])
+    if target not in pool.devices:
+        said = f"Verdicts are on devices; {target} is a node."
+        raise Problem(Reason.BAD_REQUEST, said, "Name a device: `GET /v1/devices` lists them.")
+    record = pool.devices[target]
+    found = {
+        "device": target,
+        "name": pool.device_name(target),
+        "verdict": record.verdict.value,
+        "sentence": record.sentence,
+        "probation": record.probation,
+        "cordoned": record.cordoned or pool.nodes[record.device.node].cordoned,
+        "evidence": json.loads(record.evidence or "{}"),
+    }
+    return Answer(found)
 
 
 def resolve(pool: Pool, target: str) -> str:
@@ -256,6 +277,14 @@ ROUTES = (
         scope="admin",
         body="Projects",
         answers={200: "ProjectsNow"},
+    ),
+    Route(
+        method="GET",
+        path="/v1/health/{target+}",
+        handler=evidence,
+        about="Say what a device's verdict rests on.",
+        answers={200: "Evidence"},
+        problems=(404,),
     ),
     Route(
         method="POST",

@@ -106,6 +106,16 @@ _DEVICE = {
     "free_milli": WHOLE,
     "reading": maybe(thing(_READING)),
 }
+_EVIDENCE = {
+    "device": TEXT,
+    "name": TEXT,
+    "verdict": words(Verdict),
+    "sentence": TEXT,
+    "probation": FLAG,
+    "cordoned": TEXT,
+    # As `core.findings.evidence` writes it; times in milliseconds since the epoch, by the node's clock.
+    "evidence": {"type": "object"},
+}
 _NODE = {
     "name": TEXT,
     "address": TEXT,
@@ -314,6 +324,7 @@ SCHEMAS: dict[str, Schema] = {
     "Devices": thing(
         {"devices": many(thing(_DEVICE)), "gone": many(TEXT), "sequence": WHOLE, "simulated": FLAG}
     ),
+    "Evidence": thing(_EVIDENCE),
     "Lease": thing(_LEASE),
     "Leases": thing({"leases": many(ref("Lease")), "next": maybe(TEXT)}),
     "Explanation": thing(_EXPLANATION),
