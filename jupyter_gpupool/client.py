@@ -261,6 +261,20 @@ class Pool(_Pool):
         projects = [{name: each[name] for name in CONFIGURED} for each in found["projects"]]
         return {"projects": projects, "defaults": found["defaults"]}
 
+    def consolidate(self, *, dry_run: bool = False) -> tables.Rows:
+        """Move small slices together, so that whole GPUs come free. For administrators.
+
+        Only shares and MIG instances of elastic and idle leases that lose nothing move, and only where all of
+        a GPU's slices have a place at once.
+
+        Args:
+            dry_run: Only say what would move.
+
+        Raises:
+            PoolError: You are no administrator of the pool, or nothing can be moved that would free a GPU.
+        """
+        return display.move_rows(self.call("POST", "/v1/consolidate", {"dry_run": dry_run}))
+
     def drill(self, device: str, xid: int = 79) -> None:
         """Break a device, to see that work carries on: with XID 79 it falls off the bus.
 

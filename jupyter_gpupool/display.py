@@ -413,6 +413,19 @@ def usage_rows(answer: Mapping[str, Any]) -> Rows:
     return Rows(answer["usage"], columns, "Nobody has had any GPU.", note if answer["usage"] else "")
 
 
+def move_rows(answer: Mapping[str, Any]) -> Rows:
+    """Show what a consolidation moves."""
+    columns: tuple[Column, ...] = (
+        ("lease", operator.itemgetter("lease_name")),
+        ("user", operator.itemgetter("user")),
+        ("from", operator.itemgetter("from")),
+        ("to", operator.itemgetter("to")),
+    )
+    would = "would come free" if answer["dry_run"] else "will be free"
+    note = f"Then {', '.join(answer['freed'])} {would}." if answer["freed"] else ""
+    return Rows(answer["moves"], columns, "Nothing can be moved that would free a GPU.", note)
+
+
 def ledger_rows(answer: Mapping[str, Any]) -> Rows:
     """Show what was used, by user, project, model and kind of slice."""
     columns: tuple[Column, ...] = (

@@ -1,6 +1,6 @@
 """The sub-commands by which administrators take GPUs and nodes out of service, and back.
 
-Rule 1: each names a GPU or a node and may say why; the reason is shown to everybody.
+Rule 1: each but `consolidate` names a GPU or a node and may say why; the reason is shown to everybody.
 Rule 2: planned maintenance and a bad GPU take one path: the work moves, then the GPU is free to be touched.
 
 Not its business: who may do so (the controller says no in a sentence), and how work moves (`lease`).
@@ -27,6 +27,12 @@ _TARGET = Argument(
 )
 _WHY = Argument(
     flags=("--why",), name="why", help="the reason, for everybody to read", metavar="TEXT", values=""
+)
+_DRY_RUN = Argument(
+    flags=("--dry-run",),
+    name="dry_run",
+    help="only say what would move",
+    options={"action": "store_true"},
 )
 _DEADLINE = Argument(
     flags=("--deadline",),
@@ -83,5 +89,11 @@ UPKEEP: tuple[Command, ...] = (
         help="Drain a device or node that is to leave the pool for good.",
         arguments=(_TARGET, _WHY, _DEADLINE),
         run=_Upkeep("retire", "takes no new work and is to leave the pool; its work moves away"),
+    ),
+    Command(
+        name="consolidate",
+        help="Move shares and MIG instances that lose nothing by it together, so that whole GPUs come free.",
+        arguments=(_DRY_RUN,),
+        run=lambda pool, args: pool.consolidate(dry_run=args.dry_run),
     ),
 )

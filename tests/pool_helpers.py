@@ -9,6 +9,7 @@ from jupyter_gpupool.core.model import (
     Device,
     DrainSlice,
     EndLease,
+    InstanceCreated,
     LeaseFreed,
     LeaseReleased,
     LeaseStarted,
@@ -83,6 +84,10 @@ class World:
                 self.send(SliceFreed, slice=order.slice)
             case EndLease():
                 self.send(LeaseFreed, lease=order.lease)
+
+    def create(self, part):
+        """Make the MIG instance of a slice, as its agent does."""
+        return self.send(InstanceCreated, slice=part.id, uuid=f"MIG-{part.id}")
 
     def ask(self, ident, user="ann", **what):
         return self.send(RequestSubmitted, request=request(ident, user, **what))

@@ -114,7 +114,7 @@ WITHOUT_NUMPY = {
             "fits",
             "claims",
         ),
-        *("replace", "elastic", "extend", "idle", "settle", "ledger", "figures"),
+        *("consolidate", "replace", "elastic", "extend", "idle", "settle", "ledger", "figures"),
         *(
             "shares",
             "tree",

@@ -9,14 +9,14 @@ import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpupool.controller import fields, usage_views
+from jupyter_gpupool.controller import fields, usage_views, views
 from jupyter_gpupool.controller.auth import SCOPES, valid_user
 from jupyter_gpupool.controller.fields import Field, shown
 from jupyter_gpupool.controller.parse import read_fields
 from jupyter_gpupool.controller.problems import Problem, Trouble
 from jupyter_gpupool.controller.router import Answer, Call, Route, accepted, cause
 from jupyter_gpupool.controller.tree import parse_config
-from jupyter_gpupool.core.model import ConfigChanged, Cordoned, Reason, Uncordoned
+from jupyter_gpupool.core.model import ConfigChanged, ConsolidationAsked, Cordoned, Reason, Uncordoned
 
 if TYPE_CHECKING:
     from jupyter_gpupool.core.model import PoolEvent
@@ -57,6 +57,9 @@ LOGIN: dict[str, Field] = {"token": Field(fields.text("token", 1, 200), {"type":
 AGENT: dict[str, Field] = {
     **LOGIN,
     "name": Field(fields.text("name", 1, 50), {"type": "string"}, "The node's name in the pool."),
+}
+CONSOLIDATE: dict[str, Field] = {
+    "dry_run": Field(fields.flag("dry_run"), {"type": "boolean"}, "Only say what would move."),
 }
 STOP: dict[str, Field] = {
     "why": Field(fields.text("why", 0, 500), {"type": "string"}, "For the log."),
@@ -161,6 +164,16 @@ def resolve(pool: Pool, target: str) -> str:
             f"Its nodes: {', '.join(sorted(pool.nodes)) or 'none yet'}; devices are called node/gpu0.",
         )
     return names[target]
+
+
+async def consolidate(call: Call) -> Answer:
+    """Move small slices together so that whole GPUs come free; with `dry_run` only say which would."""
+    said, pool = _read(call, CONSOLIDATE), call.controller.pool
+    dry = said.get("dry_run", False)
+    view = views.consolidation(pool, dry=dry)
+    if not dry:
+        accepted(call, ConsolidationAsked(now=call.controller.clock.now(), cause=cause(call)))
+    return Answer(view)
 
 
 async def stop(call: Call) -> Answer:
@@ -295,6 +308,15 @@ ROUTES = (
         body="Health",
         answers={204: ""},
         problems=(404, 409),
+    ),
+    Route(
+        method="POST",
+        path="/v1/consolidate",
+        handler=consolidate,
+        about="Move small slices of leases that lose nothing by it together, so that whole GPUs come free.",
+        scope="admin",
+        body="Consolidate",
+        answers={200: "Consolidation"},
     ),
     Route(
         method="POST",

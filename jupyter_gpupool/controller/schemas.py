@@ -296,6 +296,7 @@ _TOKEN = {
     "groups": many(TEXT),
 }
 _CONNECTION = {"address": TEXT, "ca": TEXT, "cert": TEXT, "key": TEXT, "dashboard": TEXT, "secret": TEXT}
+_MOVE = dict.fromkeys(("slice", "lease", "lease_name", "user", "from", "to"), TEXT)
 _PROBLEM = {
     "type": TEXT,
     "title": TEXT,
@@ -320,6 +321,8 @@ SCHEMAS: dict[str, Schema] = {
     "Login": body(routes_admin.LOGIN, "token"),
     "Join": body(routes_admin.AGENT, "token", "name"),
     "Stop": body(routes_admin.STOP),
+    "Consolidate": body(routes_admin.CONSOLIDATE),
+    "Consolidation": thing({"moves": many(thing(_MOVE)), "freed": many(TEXT), "dry_run": FLAG}),
     "Pool": thing(_POOL),
     "Devices": thing(
         {"devices": many(thing(_DEVICE)), "gone": many(TEXT), "sequence": WHOLE, "simulated": FLAG}

@@ -141,6 +141,23 @@ def devices(face: ControllerFace) -> list[dict[str, Any]]:
     return [_device(face, record, taken.get(record.device.uuid, ())) for record in ordered]
 
 
+def consolidation(view: Pool, *, dry: bool) -> dict[str, Any]:
+    """Return what a consolidation moves, and which devices come free by it."""
+    found = view.consolidation()
+    moves = [
+        {
+            "slice": each.slice.id,
+            "lease": each.lease.id,
+            "lease_name": each.lease.request.name,
+            "user": each.lease.request.user,
+            "from": view.device_name(each.slice.device),
+            "to": view.device_name(each.part.device),
+        }
+        for each in found.moves
+    ]
+    return {"moves": moves, "freed": [view.device_name(each) for each in found.freed], "dry_run": dry}
+
+
 def masked(row: dict[str, Any], seen: frozenset[str] | None) -> dict[str, Any]:
     """Return a device's row without the ids and names of leases that are not among `seen` (None: all are)."""
     if seen is None or all(part["lease"] in seen for part in row["parts"]):

@@ -638,6 +638,11 @@ class Uncordoned(PoolEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConsolidationAsked(PoolEvent):
+    """An administrator wants small slices to move together so that whole GPUs come free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceCreated(PoolEvent):
     """A MIG instance that the pool asked for exists, verified by listing."""
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.core import (
     claims,
+    consolidate,
     elastic,
     extend,
     figures,
@@ -86,6 +87,7 @@ HANDLERS: dict[type[PoolEvent], Callable[[State, Any], None]] = {
     model.SliceFailed: lives.on_slice_failed,
     model.SliceDrained: lives.on_slice_drained,
     model.SliceFreed: hosts.on_slice_freed,
+    model.ConsolidationAsked: consolidate.on_asked,
     model.InstanceCreated: lives.on_instance_created,
     model.InstanceFailed: lives.on_instance_failed,
     model.VerdictChanged: hosts.on_verdict,
@@ -205,6 +207,10 @@ class Pool:
     def usage(self, now: int) -> dict[str, Any]:
         """What everybody is served, deserves and has used, and what reclaims have taken; JSON-able."""
         return figures.figures(self._state, now)
+
+    def consolidation(self) -> consolidate.Plan:
+        """What a consolidation would move now, and which devices come free by it; nothing changes."""
+        return consolidate.plan(self._state)
 
     def would(self, request: Request, now: int) -> why.Explanation:
         """Say whether a request would start now, else when and why not; nothing changes."""
