@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from jupyter_gpupool.core.model import (
+    ANY,
     GB,
     HOUR,
+    WHOLE,
     AddSlice,
+    ConfigChanged,
+    Defaults,
     Device,
     DrainSlice,
     EndLease,
@@ -15,6 +19,8 @@ from jupyter_gpupool.core.model import (
     LeaseStarted,
     Node,
     NodeJoined,
+    Project,
+    RefuseRequest,
     Request,
     RequestSubmitted,
     SliceDrained,
@@ -117,3 +123,28 @@ class World:
 def kinds(instructions):
     """The types of some instructions, notices left out."""
     return [type(each).__name__ for each in instructions if type(each).__name__ != "Notify"]
+
+
+def project(name, quota=0, **more):
+    return Project(name=name, quota=((ANY, quota * WHOLE),) if quota else (), **more)
+
+
+def world(*projects, nodes=2, gpus=4, **defaults):
+    """A pool of 8 GPUs, unless told otherwise, half of it the quota of each of the projects `a` and `b`."""
+    made = World(*(node(f"node-{number}", gpus) for number in range(1, nodes + 1)))
+    half = nodes * gpus // 2
+    projects = projects or (project("a", half), project("b", half))
+    made.send(ConfigChanged, projects=projects, defaults=Defaults(**defaults))
+    return made
+
+
+def ask(made, ident, who="a", **what):
+    return made.ask(ident, f"u{who}", project=who, **what)
+
+
+def states(made, *idents):
+    return [made.state(each) for each in idents]
+
+
+def refused(out):
+    return [each.reason for order in out if isinstance(order, RefuseRequest) for each in order.refusals]

@@ -1,4 +1,7 @@
-"""Fair share in the machine: who is next, who gives back, who may pass; and the peers' known bugs."""
+"""Fair share in the machine: who is next, who gives back, who may pass.
+
+The known bugs of the peers are in `test_peers_bugs`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 
 import pytest
 
-from jupyter_gpupool.core import explain, placement
+from jupyter_gpupool.core import explain
 from jupyter_gpupool.core.model import (
     ANY,
     GB,
@@ -31,8 +34,6 @@ from jupyter_gpupool.core.model import (
     Notify,
     Project,
     Reason,
-    RefuseRequest,
-    RequestSubmitted,
     RequestWithdrawn,
     SliceDrained,
     SliceFreed,
@@ -42,34 +43,9 @@ from jupyter_gpupool.core.model import (
     UserShare,
 )
 from jupyter_gpupool.core.pool import Pool
-from tests.pool_helpers import World, kinds, node, request
+from tests.pool_helpers import World, ask, kinds, node, project, refused, request, states, world
 
 MIN_RUN, GRACE = Defaults().min_run, Defaults().grace
-
-
-def project(name, quota=0, **more):
-    return Project(name=name, quota=((ANY, quota * WHOLE),) if quota else (), **more)
-
-
-def world(*projects, nodes=2, gpus=4, **defaults):
-    """A pool of 8 GPUs, unless told otherwise, half of it the quota of each of the projects `a` and `b`."""
-    made = World(*(node(f"node-{number}", gpus) for number in range(1, nodes + 1)))
-    half = nodes * gpus // 2
-    projects = projects or (project("a", half), project("b", half))
-    made.send(ConfigChanged, projects=projects, defaults=Defaults(**defaults))
-    return made
-
-
-def ask(made, ident, who="a", **what):
-    return made.ask(ident, f"u{who}", project=who, **what)
-
-
-def states(made, *idents):
-    return [made.state(each) for each in idents]
-
-
-def refused(out):
-    return [each.reason for order in out if isinstance(order, RefuseRequest) for each in order.refusals]
 
 
 class TestOrder:
@@ -178,27 +154,6 @@ class TestReclaim:
         ask(made, "b2", "b", count=4)
         assert made.state("b2") == "active"
 
-    def test_reclaim_does_not_stop_at_the_quota_but_at_the_deserved_share(self):
-        """A peer's bug: what is deserved above the quota, by weight, was never taken back."""
-        made = world(project("a"), project("b"))
-        for number in range(8):
-            ask(made, f"a{number}")
-        made.wait(MIN_RUN)
-        ask(made, "b1", "b", count=4)
-        assert made.state("b1") == "active"
-
-    def test_no_more_is_taken_than_is_needed(self):
-        """A peer's bug: over-eviction."""
-        made = world()
-        ask(made, "big", count=4)
-        made.wait(5 * MINUTE)
-        for number in range(4):
-            ask(made, f"a{number}")
-        made.wait(MIN_RUN)
-        ask(made, "b1", "b", count=2)
-        assert states(made, "big", "b1") == ["active", "active"]
-        assert states(made, *(f"a{number}" for number in range(4))).count("suspended") == 2
-
     def test_who_was_picked_and_is_not_needed_is_put_back(self):
         made = world(project("a", 2), project("b", 6))
         ask(made, "small", count=1)
@@ -207,36 +162,6 @@ class TestReclaim:
         made.wait(MIN_RUN)
         ask(made, "b1", "b", count=6)
         assert states(made, "small", "large", "b1") == ["active", "suspended", "active"]
-
-    def test_a_lease_that_was_taken_from_does_not_take_the_freed_part_back(self):
-        """A peer's bug: the victim's next attempt was first to see what it had just given back."""
-        made = world()
-        ask(made, "a1", count=4)
-        ask(made, "a2", count=4)
-        made.wait(MIN_RUN)
-        made.ignore = {StopSlice}
-        ask(made, "b1", "b", count=4)
-        victim = next(each for each in ("a1", "a2") if made.state(each) == "draining")
-        idents = list(made.pool.leases[victim].slices)
-        for ident in idents[:2]:
-            made.send(SliceFreed, slice=ident)
-        ask(made, "a3")
-        assert states(made, victim, "b1", "a3") == ["draining", "pending", "pending"]
-        assert made.pool.explain("b1", made.now).reasons[0].reason is Reason.RECLAIMING
-        for ident in idents[2:]:
-            made.send(SliceFreed, slice=ident)
-        assert states(made, victim, "b1", "a3") == ["suspended", "active", "pending"]
-
-    def test_two_users_do_not_take_from_each_other_for_ever(self):
-        """A peer's bug: endless mutual preemption."""
-        made = world(project("a"), project("b"), project("c"))
-        for number in range(6):
-            for who in "abc":
-                ask(made, f"{who}{number}", who, count=3, time_limit=24 * HOUR)
-        made.wait(20 * MIN_RUN)
-        before = made.pool.ledger.count
-        made.wait(3 * HOUR)
-        assert made.pool.ledger.count == before
 
     def test_the_least_that_was_computed_is_taken_and_of_equals_the_youngest(self):
         made = world()
@@ -465,12 +390,6 @@ class TestBackfill:
         ask(made, "gang", count=8, time_limit=HOUR)
         return made
 
-    def test_a_blocked_head_is_passed_by_who_does_not_delay_it(self):
-        """A peer's bug: head-of-line blocking."""
-        made = self.blocked()
-        ask(made, "short", count=2, time_limit=HOUR // 2)
-        assert states(made, "gang", "short") == ["pending", "active"]
-
     def test_a_blocked_head_is_not_passed_by_who_would_delay_it(self):
         made = self.blocked()
         ask(made, "late", count=1, time_limit=2 * HOUR)
@@ -534,30 +453,6 @@ class TestBackfill:
         ask(made, "gang", count=8, time_limit=HOUR)
         ask(made, "short", count=2, time_limit=HOUR // 2)
         assert made.state("short") == "pending"
-
-    def test_a_thousand_equal_hopeless_requests_are_looked_at_once(self, monkeypatch):
-        """A peer's bug: a queue that drills thousands of hopeless items at every event."""
-        made = world(project("a"), nodes=1)
-        ask(made, "full", count=3)
-        for number in range(1000):
-            asked = request(f"r{number}", "ua", project="a", cpus=60_000)
-            made.pool.handle(RequestSubmitted(now=made.now, request=asked))
-        calls = []
-        place = placement.place
-        monkeypatch.setattr(placement, "place", lambda *args, **more: calls.append(1) or place(*args, **more))
-        made.release("full")
-        assert len(calls) < 30
-
-    def test_amounts_that_add_up_do_fit(self):
-        """A peer's bug: a third of a GPU, as a floating-point number, never fitted three times."""
-        made = world(nodes=1, gpus=1)
-        for number in range(3):
-            ask(made, f"a{number}", milli=333)
-        for number in range(3):
-            made.release(f"a{number}")
-        for number in range(10):
-            ask(made, f"t{number}", milli=100)
-        assert states(made, *(f"t{number}" for number in range(10))) == ["active"] * 10
 
 
 class TestIdle:
@@ -897,3 +792,37 @@ class TestFoundByTheMachine:
             made.pool = type(made.pool).restore(made.pool.snapshot())
         projects = (Project(name="a", quota=(("A100", 2 * WHOLE),)),)
         assert refused(made.send(ConfigChanged, projects=projects)) == [Reason.QUOTA_SUM]
+
+    def test_a_lease_that_is_being_suspended_is_not_scaled_to_nothing_as_it_will_wait(self):
+        made = world()
+        ask(made, "a1", count=8, time_limit=5 * HOUR)
+        made.wait(MIN_RUN)
+        made.ignore = {DrainSlice}
+        ask(made, "b1", "b", count=4)
+        assert made.state("a1") == "draining"
+        assert refused(made.send(LeaseScaled, lease="a1", count=0)) == [Reason.BAD_REQUEST]
+        assert refused(made.send(LeaseScaled, lease="a1", count=2)) == []
+
+    def test_a_lease_of_nothing_but_surplus_gives_that_back_and_is_not_suspended(self):
+        made = world()
+        ask(made, "a1", count=8, time_limit=5 * HOUR)
+        made.send(LeaseScaled, lease="a1", count=0)
+        made.send(LeaseScaled, lease="a1", count=8)
+        made.wait(MIN_RUN)
+        ask(made, "b1", "b", count=4)
+        assert (made.state("a1"), len(made.devices("a1"))) == ("active", 4)
+
+    def test_a_claim_outlives_a_device_that_was_held_for_it(self):
+        made = world()
+        ask(made, "a1", count=6, time_limit=5 * HOUR)
+        made.wait(MIN_RUN)
+        made.ignore = {StopSlice}
+        ask(made, "b1", "b", count=4)
+        held = {part.device for part in made.pool.leases["b1"].claim.held.values()}
+        lost = next(each for each in held if made.pool.devices[each].device.index == 3)
+        name = made.pool.devices[lost].device.node
+        made.send(NodeJoined, node=node(name, 3), adopted=tuple(made.pool.leases["a1"].slices))
+        made.ignore = set()
+        for order in [each for each in made.told if isinstance(each, StopSlice)]:
+            made.obey(order)
+        assert states(made, "a1", "b1") == ["suspended", "active"]

@@ -181,7 +181,8 @@ def _fulfil(state: State, lease: Lease) -> None:
     assert claim is not None
     with state.cluster.trying():
         for key in claim.held:
-            state.cluster.release(key)
+            if state.cluster.taken(key):  # else its device is gone
+                state.cluster.release(key)
         found = _parts(state, lease, claim)
     drop(state, lease)
     if found:

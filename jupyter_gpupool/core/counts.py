@@ -16,6 +16,8 @@ from jupyter_gpupool.core.model import WHOLE
 from jupyter_gpupool.core.wants import Want, room
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from jupyter_gpupool.core.cluster import Cluster
 
 #: True for each device (row, column) that a kind of slice could use.
@@ -42,6 +44,20 @@ def overlap(cluster: Cluster, one: Want, other: Want) -> bool:
 def wholly_free(cluster: Cluster, mask: Mask) -> int:
     """How many devices of a mask are wholly free."""
     return int(np.count_nonzero(mask & (cluster.free >= WHOLE)))
+
+
+def wholly_free_devices(cluster: Cluster, mask: Mask) -> list[str]:
+    """The devices of a mask that are wholly free, by node and index."""
+    found = np.argwhere(mask & (cluster.free >= WHOLE)).tolist()
+    return [cluster.devices_of(row)[column].uuid for row, column in found]
+
+
+def other_than(cluster: Cluster, mask: Mask, devices: Iterable[str]) -> bool:
+    """Whether a mask has devices with something free beside these."""
+    left = mask & (cluster.free > 0)
+    for device in devices:
+        left[cluster.place_of(device)] = False
+    return bool(left.any())
 
 
 def wholly_free_by_node(cluster: Cluster, mask: Mask) -> dict[str, int]:

@@ -98,7 +98,7 @@ def on_scaled(state: State, event: LeaseScaled) -> None:
     lease = lives.find(state, event.lease)
     if lease is None:
         return
-    if event.count < (1 if lease.state in WAITING else 0):
+    if event.count < (1 if lease.state in WAITING or lease.suspending else 0):
         lives.refuse(state, lease.id, Reason.BAD_REQUEST, f"{event.count} slices cannot be had.")
         return
     drop = lease.claim is not None and event.count < lease.sure

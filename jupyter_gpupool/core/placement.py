@@ -160,9 +160,9 @@ class _Search:
             return -1, 0
         # None has room for all: the most that any has, and of those the best.
         open_ = np.where(self._allowed(used), ranked.room, 0)
-        most = int(min(open_.max(), left))
-        if most < 1:
+        if open_.sum() < left:
             return -1, 0
+        most = int(min(open_.max(), left))
         ranked = ranking.ranking(self.cluster, want, most, doubtful=doubtful)
         keys = self._restricted(want, ranked, most, used, doubtful=doubtful)
         return int(keys.argmin()), most

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from jupyter_gpupool.core import counts, placement
 from jupyter_gpupool.core.cluster import Part
-from jupyter_gpupool.core.model import WHOLE
+from jupyter_gpupool.core.model import WHOLE, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -110,40 +110,82 @@ class Book:
         return [each for each in self.resolve() if each.start < end]
 
     def spare(self, base: Base, limit: int) -> int:
-        """How many free devices a request of whole devices may use, for so long."""
+        """How many free devices a request of whole devices may use, for so long, at most."""
         left = count_free(self.state, base.kind)
-        for each in self.late(limit):
-            if each.parts or each.base.together:
-                left -= len(each.parts) if overlap(self.state, base.kind, each.base.kind) else 0
-            elif overlap(self.state, base.kind, each.base.kind):
-                left = min(left, each.spare)
-        return max(0, left)
+        late = self.late(limit)
+        left -= sum(self._counts(base.kind, device) for device in _devices(late))
+        return max(0, min([left, *(self._beside(base.kind, each) for each in late if each.base.plain)]))
+
+    def _counts(self, kind: Kind, device: str) -> bool:
+        """Whether a device is wholly free, and of use for a kind."""
+        cluster = self.state.cluster
+        return counts.has(cluster, usable(self.state, kind), device) and cluster.free_of(device) == WHOLE
+
+    def _beside(self, kind: Kind, head: Reservation) -> int:
+        """How many free devices a kind may use beside a head of whole devices."""
+        if not overlap(self.state, kind, head.base.kind):
+            return count_free(self.state, kind)
+        mine, theirs = usable(self.state, kind), usable(self.state, head.base.kind)
+        both = counts.wholly_free(self.state.cluster, mine & theirs)
+        return count_free(self.state, kind) - both + min(both, head.spare)
 
     def place(
         self, lease: Lease, base: Base, limit: int, have: Sequence[Slice] = ()
     ) -> tuple[Part, ...] | None:
         """Find room for so long that delays none of the heads noted so far, beside the slices it has."""
-        state = self.state
         if (base.plain or base.together) and self.spare(base, limit) < base.count:
             return None
         late = self.late(limit)
-        with state.cluster.trying():
-            for each in late:
-                hold_parts(state, each)
-            found = placement.place(lease.request, state.cluster, count=base.count, have=have)
-        if isinstance(found, placement.NoPlacement):
+        parts = self._find(lease, base, late, have)
+        if parts is None:
             if not any(each.parts for each in late):
-                base.failed = state.freed
+                base.failed = self.state.freed
             return None
-        return found.parts if self._spares(found.parts, late, base) else None
+        delayed = self._delayed(parts, late)
+        if not delayed:
+            return parts
+        parts = self._find(lease, base, late, have, leave=self._not_left_over(base, parts, delayed))
+        return None if parts is None or self._delayed(parts, late) else parts
 
-    def _spares(self, parts: tuple[Part, ...], late: list[Reservation], base: Base) -> bool:
-        """Whether the devices that these parts newly use are left over by all heads."""
+    def _find(
+        self,
+        lease: Lease,
+        base: Base,
+        late: list[Reservation],
+        have: Sequence[Slice],
+        leave: Sequence[str] | None = (),
+    ) -> tuple[Part, ...] | None:
+        """A place beside what is kept for the heads, and not on the devices that are to be left."""
+        if leave is None:
+            return None
+        cluster = self.state.cluster
+        with cluster.trying():
+            for each in late:
+                hold_parts(self.state, each)
+            for device in leave:
+                cluster.bar(device, Reason.DEVICE_CORDONED, "left to those ahead")
+            found = placement.place(lease.request, cluster, count=base.count, have=have)
+        return found.parts if isinstance(found, placement.Placement) else None
+
+    def _delayed(self, parts: tuple[Part, ...], late: list[Reservation]) -> list[Reservation]:
+        """The heads of whole devices of which these parts newly use more than is left over."""
         fresh = {part.device for part in parts if self.state.cluster.free_of(part.device) == WHOLE}
-        return all(
-            each.parts or each.spare >= len(fresh) or not overlap(self.state, base.kind, each.base.kind)
-            for each in late
-        )
+        plain = [each for each in late if each.base.plain]
+        return [
+            each for each in plain if sum(self._counts(each.base.kind, one) for one in fresh) > each.spare
+        ]
+
+    def _not_left_over(
+        self, base: Base, parts: tuple[Part, ...], delayed: list[Reservation]
+    ) -> list[str] | None:
+        """The free devices that these heads need, but for those parts that they can spare; None: all are."""
+        cluster, found = self.state.cluster, dict[str, None]()
+        for each in delayed:
+            mine = [part.device for part in parts if self._counts(each.base.kind, part.device)]
+            left = set(mine[: each.spare])
+            theirs = counts.wholly_free_devices(cluster, usable(self.state, each.base.kind))
+            found.update(dict.fromkeys(device for device in theirs if device not in left))
+        return list(found) if counts.other_than(cluster, usable(self.state, base.kind), found) else None
 
     # ------------------------------------------------------------------------------------ working out
 
@@ -228,6 +270,11 @@ class Book:
                     state.cluster.release(slice_id)
             found = placement.place(lease.request, state.cluster, count=base.count)
         return found.parts if isinstance(found, placement.Placement) else None
+
+
+def _devices(reservations: Sequence[Reservation]) -> list[str]:
+    """The devices of which parts are kept, each once."""
+    return list(dict.fromkeys(part.device for each in reservations for part in each.parts if part.device))
 
 
 def hold_parts(state: State, reservation: Reservation) -> None:

@@ -100,7 +100,8 @@ def _next_of(plan: Plan, useful: Callable[[tuple[Slice, ...]], bool], leaf: Tena
 def _ranked(state: State, leaf: Tenant) -> list[Lease]:
     """The leases of a user that can be taken, the one that loses least last."""
     leases = [state.leases[ident] for ident in state.holding.get(leaf, ())]
-    taken = [each for each in leases if takeable(state, each) and not firm(state, each)]
+    # Who has nothing for sure has only surplus, which comes first anyway.
+    taken = [each for each in leases if each.sure and takeable(state, each) and not firm(state, each)]
     return sorted(taken, key=lambda lease: _loss(state, lease), reverse=True)
 
 
