@@ -813,16 +813,19 @@ class TestFoundByTheMachine:
         assert (made.state("a1"), len(made.devices("a1"))) == ("active", 4)
 
     def test_a_claim_outlives_a_device_that_was_held_for_it(self):
-        made = world()
-        ask(made, "a1", count=6, time_limit=5 * HOUR)
+        made = world(nodes=3, gpus=3)
+        for number in range(3):
+            ask(made, f"a{number}", count=2, time_limit=5 * HOUR)
+        ask(made, "b0", "b", count=1, time_limit=5 * HOUR)
         made.wait(MIN_RUN)
         made.ignore = {StopSlice}
-        ask(made, "b1", "b", count=4)
-        held = {part.device for part in made.pool.leases["b1"].claim.held.values()}
-        lost = next(each for each in held if made.pool.devices[each].device.index == 3)
-        name = made.pool.devices[lost].device.node
-        made.send(NodeJoined, node=node(name, 3), adopted=tuple(made.pool.leases["a1"].slices))
+        ask(made, "b1", "b", count=3)
+        [*held] = made.pool.leases["b1"].claim.held.values()
+        assert {part.device for part in held} == {"GPU-node-2-2"}
+        running = [each for lease in made.pool.leases.values() for each in lease.slices.values()]
+        there = tuple(each.id for each in running if each.node == "node-2")
+        made.send(NodeJoined, node=node("node-2", 2), adopted=there)
         made.ignore = set()
         for order in [each for each in made.told if isinstance(each, StopSlice)]:
             made.obey(order)
-        assert states(made, "a1", "b1") == ["suspended", "active"]
+        assert made.pool.leases["b1"].claim is None
