@@ -170,9 +170,9 @@ def test_ctrl_c_while_it_waits_withdraws_the_request(shell, pool, capsys):
 
 
 TABS = {
-    "%gpupool re": {"request", "release", "retire"},
+    "%gpupool re": {"reclaims", "release", "request", "retire"},
     "lease = %gpupool req": {"request"},
-    "%gpupool help re": {"request", "release", "retire"},
+    "%gpupool help re": {"reclaims", "release", "request", "retire"},
     "%gpupool request --mod": {"--model"},
     "%gpupool request --gpus 2 --pro": {"--project"},
     "%gpupool request --model H": {"H100-80GB"},
