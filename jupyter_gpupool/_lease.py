@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from jupyter_gpupool.client import AsyncPool, Pool
 
 T = TypeVar("T")
+#: Why a lease may have no scheduler just now: it was lost and is started anew. Seconds to wait for that.
+ANEW, ANEW_S = ("not_ready", Trouble.UNREACHABLE), 60.0
 #: The open Dask clients of this process, by the lease's id.
 _clients: dict[str, weakref.WeakSet[Any]] = {}
 
@@ -162,6 +164,15 @@ class Lease(_Lease):
             return already
         if self.state in steps.WAITING:
             self.wait()
+        try:
+            return self._connect(**options)
+        except PoolError as error:
+            if error.reason not in ANEW:
+                raise
+        self.refresh().wait(ANEW_S)
+        return self._connect(**options)
+
+    def _connect(self, **options: Any) -> distributed.Client:
         connection = self._pool.carry_out(steps.connection(self.data))
         try:
             client = self._new_client(connection, **options)
@@ -278,6 +289,15 @@ class AsyncLease(_Lease):
             return already
         if self.state in steps.WAITING:
             await self.wait()
+        try:
+            return await self._connect(**options)
+        except PoolError as error:
+            if error.reason not in ANEW:
+                raise
+        await (await self.refresh()).wait(ANEW_S)
+        return await self._connect(**options)
+
+    async def _connect(self, **options: Any) -> distributed.Client:
         connection = await self._pool.carry_out(steps.connection(self.data))
         try:
             client = await self._new_client(connection, **{"asynchronous": True, **options})
