@@ -141,6 +141,10 @@ class _Loader(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
+        # From here on nobody can tell that there was another loader.
+        module.__loader__ = self._own
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._own
         self._own.exec_module(module)
         hold(module)
 
