@@ -50,7 +50,8 @@ class Explanation:
 def explain(state: State, lease: Lease, now: int) -> Explanation:
     """Explain a lease or request of the pool."""
     if lease.state not in WAITING:
-        word = f"{lease.request.name} is {lease.state}" + (f": {lease.why}" if lease.why else "") + "."
+        stands = "being suspended" if lease.suspending else lease.state
+        word = f"{lease.request.name} is {stands}" + (f": {lease.why}" if lease.why else "") + "."
         return Explanation(starts_now=False, place=0, expected_start=0, reasons=(), sentences=(word,))
     if lease.claim:
         until = lease.claim.until - state.defaults.hold
