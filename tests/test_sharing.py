@@ -182,7 +182,6 @@ def test_an_idle_lease_is_warned_of_twice_then_free_for_others_then_over_and_the
     words = [each for each in lease.notes if "has done nothing" in each]
     steps = ["warning 1 of 2", "warning 2 of 2", "others may take it now"]
     assert [part in each for part, each in zip(steps, words[-3:], strict=True)] == [True] * 3
-    assert "warning 1 of 2" in words[0]
     assert len(words) >= 4, "one before it was kept, and all after that"
     assert (kept.refresh().state, kept.data["idle_since"]) == ("active", None), "a running task is never idle"
     del busy
