@@ -104,7 +104,7 @@ async def watch_hanging(
         now = time.monotonic()
         if asked is None or asked != pid():
             seen = Hanging(hung_s)
-        elif seen.look(asked, now, cpu_time(asked), answers=said) and not is_stopped(asked):
+        elif seen.look(asked, now, cpu_time(asked), answers=said or is_held(asked)):
             if await act(f"its process {asked} has neither answered nor done anything for {hung_s:g} s"):
                 seen = Hanging(hung_s)
             else:
@@ -122,6 +122,11 @@ async def _answers(ask: Callable[[], Awaitable[object]], seconds: float) -> bool
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped by a signal; one that a debugger has stopped is not meant."""
     return _stat(pid)[_STATE : _STATE + 1] == [b"T"]
+
+
+def is_held(pid: int) -> bool:
+    """Whether a process is stopped, by a signal or by somebody's debugger: then it does not hang."""
+    return _stat(pid)[_STATE : _STATE + 1] in ([b"T"], [b"t"])
 
 
 def cpu_time(pid: int) -> float:
