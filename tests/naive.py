@@ -11,7 +11,7 @@ import itertools
 import json
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import explain, give, placement
+from jupyter_gpupool.core import explain, give, placement, turns
 from jupyter_gpupool.core.model import (
     ANY,
     GB,
@@ -400,12 +400,13 @@ class Naive:
 
     def the_first_never_waits_while_there_is_room(self) -> None:
         state = self.pool._state
-        for lease in explain.order(state):
-            if give.at_limit(state, state.leaf(lease.request), lease):
-                continue
-            found = placement.place(lease.request, state.cluster, count=lease.sure)
-            assert isinstance(found, placement.NoPlacement), f"{lease.id} could start on {found}"
-            return
+        for leaf, heads in turns.turns(state):
+            for _, ident, _ in heads:
+                lease = state.leases[ident]
+                if not give.at_limit(state, leaf, lease):
+                    found = placement.place(lease.request, state.cluster, count=lease.sure)
+                    assert isinstance(found, placement.NoPlacement), f"{ident} could start on {found}"
+                    return
 
     def whoever_waits_is_told_why(self, *, all_: bool = False) -> None:
         """One of those that wait, another each time; or all."""
