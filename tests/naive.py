@@ -11,7 +11,7 @@ import itertools
 import json
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import explain, give, placement, turns
+from jupyter_gpupool.core import bounds, explain, give, placement, turns
 from jupyter_gpupool.core.model import (
     ANY,
     GB,
@@ -317,7 +317,7 @@ class Naive:
     def look_at(self, reclaim: Reclaim) -> None:
         """Reclaims lower the potential, spare whoever gave lately, and never go round in a circle."""
         self.reclaims.append(reclaim)
-        surplus = any(not each.whole for each in reclaim.victims)
+        surplus = not any(each.whole for each in reclaim.victims)
         self.counts["reclaims"] += 1
         drops = reclaim.after < reclaim.before or (surplus and reclaim.after == reclaim.before)
         self.counts["potential_rises"] += not drops
@@ -404,7 +404,8 @@ class Naive:
             for _, ident, _ in heads:
                 lease = state.leases[ident]
                 if not give.at_limit(state, leaf, lease):
-                    found = placement.place(lease.request, state.cluster, count=lease.sure)
+                    asked = bounds.narrowed(state, lease.request, lease.milli)
+                    found = placement.place(asked, state.cluster, count=lease.sure)
                     assert isinstance(found, placement.NoPlacement), f"{ident} could start on {found}"
                     return
 

@@ -107,6 +107,7 @@ WITHOUT_NUMPY = {
             "give",
             "reserve",
             "forecast",
+            "bounds",
             "turns",
             "reclaim",
             "plan",

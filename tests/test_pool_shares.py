@@ -19,6 +19,7 @@ from jupyter_gpupool.core.model import (
     WHOLE,
     AddSlice,
     ConfigChanged,
+    Cordoned,
     Defaults,
     DrainMode,
     DrainSlice,
@@ -829,3 +830,53 @@ class TestFoundByTheMachine:
         for order in [each for each in made.told if isinstance(each, StopSlice)]:
             made.obey(order)
         assert made.pool.leases["b1"].claim is None
+
+
+class TestLimits:
+    """A hard limit holds wherever a request is placed, also for what the request leaves open."""
+
+    def test_a_limit_of_a_model_holds_for_requests_that_name_none(self):
+        made = World(node("node-1", 4, model="H100"), node("node-2", 4, model="A100"))
+        made.send(ConfigChanged, projects=(Project(name="a", limit=(("A100", WHOLE),)),))
+        assert refused(ask(made, "gang", count=8)) == [Reason.TOO_MANY_GPUS]
+        for ident, count in (("four", 4), ("one", 1), ("two", 1)):
+            ask(made, ident, count=count)
+        assert states(made, "four", "one", "two") == ["active", "active", "pending"]
+        assert made.pool.leases["one"].charges["one/0"].model == "A100"
+        told = made.pool.explain("two", made.now).reasons
+        assert [each.reason for each in told] == [Reason.AT_LIMIT, Reason.NO_ROOM]
+        assert "has 1 of at most 1 A100" in told[0].sentence
+
+    def test_who_may_have_no_model_any_more_is_told_so_and_holds_up_nobody(self):
+        made = World(node("node-1", 4, model="H100"), node("node-2", 4, model="A100"))
+        limits = (("A100", WHOLE), ("H100", WHOLE))
+        made.send(ConfigChanged, projects=(Project(name="a", limit=limits), project("b")))
+        ask(made, "one")
+        ask(made, "two")
+        ask(made, "three")
+        ask(made, "b1", "b", count=6, time_limit=9 * HOUR)
+        assert states(made, "one", "two", "three", "b1") == ["active", "active", "pending", "active"]
+        told = made.pool.explain("three", made.now)
+        assert (told.reasons[0].reason, told.expected_start) == (Reason.AT_LIMIT, made.now + HOUR)
+
+    def test_a_limit_of_cpus_counts_a_slices_own_part_of_its_node(self):
+        made = world(Project(name="a", limit=(("cpus", 40_000),)), nodes=1)
+        for ident in ("one", "two", "three"):
+            ask(made, ident)
+        assert states(made, "one", "two", "three") == ["active", "active", "pending"], "16 cores each"
+        assert made.pool.explain("three", made.now).reasons[0].reason is Reason.AT_LIMIT
+
+    def test_growth_keeps_to_the_limit_of_a_model(self):
+        made = World(node("node-1", 4, model="H100"), node("node-2", 4, model="A100"))
+        made.send(ConfigChanged, projects=(Project(name="a", limit=(("A100", WHOLE),)),))
+        ask(made, "one", max_count=8)
+        assert len(made.devices("one")) == 5
+
+    def test_a_replacement_may_be_of_the_model_that_it_is_charged_for_already(self):
+        made = World(node("node-1", 1, model="H100"), node("node-2", 2, model="A100"))
+        made.send(ConfigChanged, projects=(Project(name="a", limit=(("A100", WHOLE),)), project("b")))
+        ask(made, "b1", "b", model="H100")
+        ask(made, "one")
+        made.send(Cordoned, target=made.devices("one")[0], why="maintenance", drain=True)
+        assert [made.pool.devices[each].device.model for each in made.devices("one")] == ["A100"]
+        assert made.pool.leases["one"].number == 2

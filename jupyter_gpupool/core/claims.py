@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import grants, lives, placement
+from jupyter_gpupool.core import bounds, grants, lives, placement
 from jupyter_gpupool.core.ledger import Reclaim, Victim
 from jupyter_gpupool.core.model import ANY, GB, MINUTE, SECOND, DrainMode, Notice
 from jupyter_gpupool.core.state import WORKING, Claim, Lease, Leaving, gpus
@@ -200,7 +200,8 @@ def _parts(state: State, lease: Lease, claim: Claim) -> tuple[Part, ...] | None:
         else:
             if not any(state.barred(part.node, part.device) for part in claim.parts):
                 return claim.parts
-    found = placement.place(lease.request, state.cluster, count=lease.sure)
+    asked = bounds.narrowed(state, lease.request, lease.milli)
+    found = placement.place(asked, state.cluster, count=lease.sure)
     return found.parts if isinstance(found, placement.Placement) else None
 
 

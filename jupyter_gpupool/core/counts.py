@@ -81,6 +81,13 @@ def free_milli(cluster: Cluster) -> int:
     return int(np.where(cluster.barred == 0, cluster.free, 0).sum())
 
 
+def most_of_host(cluster: Cluster, want: Want) -> tuple[int, int]:
+    """The most host CPUs and memory that a slice would take on any node that it may use."""
+    found = room(cluster, want)
+    rows = found.fits.any(axis=1)
+    return int(found.cpus[rows].max(initial=want.cpus)), int(found.memory[rows].max(initial=want.memory))
+
+
 def most_charged(cluster: Cluster, want: Want) -> int:
     """The most thousandths that a slice would be charged on any device that it may use."""
     found = room(cluster, want)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import claims, give, grants, lives, replace, turns, wants
+from jupyter_gpupool.core import bounds, claims, give, grants, lives, replace, turns, wants
 from jupyter_gpupool.core.line import Base, Kind
 from jupyter_gpupool.core.model import WHOLE, Notice, Reason
 from jupyter_gpupool.core.reserve import Book, count_free
@@ -44,8 +44,11 @@ def _may_grow(state: State, lease: Lease) -> bool:
     base = _one(state, lease)
     if (base.plain or base.together) and not count_free(state, base.kind):
         return False
-    wanted = give.amounts(lease.request, 1, lease.estimate)
-    return state.tree.over_limit(state.leaf(lease.request), wanted, ever=False) is None
+    leaf = state.leaf(lease.request)
+    if not leaf.limited:
+        return True
+    wanted = bounds.most(state, lease.request, 1, lease.estimate)
+    return state.tree.over_limit(leaf, wanted, ever=False) is None
 
 
 def _one(state: State, lease: Lease) -> Base:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import elastic, forecast, give, placement, reclaim, submit, turns, whynot
+from jupyter_gpupool.core import bounds, elastic, forecast, give, placement, reclaim, submit, turns, whynot
 from jupyter_gpupool.core.model import ANY, LeaseState, Reason, Refusal, Request
 from jupyter_gpupool.core.state import WAITING, Lease, gpus
 from jupyter_gpupool.core.tree import apart
@@ -114,7 +114,7 @@ def _start(
     book: list[Reservation],
     reasons: tuple[Refusal, ...],
 ) -> int:
-    if reasons and reasons[0].reason is Reason.AT_LIMIT:
+    if [each.reason for each in reasons] == [Reason.AT_LIMIT]:
         return forecast.within_limit(state, lease)
     kept = {each.lease.id: each.start for each in book}
     return kept.get(lease.id) or forecast.starts(state, [*ahead, lease])[lease.id]
@@ -146,16 +146,18 @@ def _reasons(state: State, lease: Lease, ahead: list[Lease], book: list[Reservat
     if not state.cluster.nodes:
         yield Refusal(reason=Reason.NO_NODES, sentence="No node has joined the pool yet.")
         return
-    wanted = give.amounts(lease.request, lease.sure, lease.estimate)
-    over = state.tree.over_limit(leaf, wanted, ever=False)
+    over = bounds.reached(state, lease)
     if over:
         yield over
         return
     if ahead:
         yield _behind(state, leaf, lease, ahead)
-    found = placement.place(lease.request, state.cluster, count=lease.sure)
+    request = bounds.narrowed(state, lease.request, lease.milli)
+    found = placement.place(request, state.cluster, count=lease.sure)
     if isinstance(found, placement.NoPlacement):
-        yield whynot.in_sum(lease.request, state.cluster, count=lease.sure)
+        if shut := request is not lease.request and bounds.shut(state, lease.request, lease.milli):
+            yield shut
+        yield whynot.in_sum(request, state.cluster, count=lease.sure)
     elif kept := [each for each in book if each.lease is not lease]:
         yield _reserved(state, kept[0])
     elif not ahead:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import counts, give, placement, turns
+from jupyter_gpupool.core import bounds, counts, give, placement, turns
 from jupyter_gpupool.core.cluster import part_of
 from jupyter_gpupool.core.model import WHOLE
 from jupyter_gpupool.core.reserve import Book, hold_parts, usable
@@ -98,6 +98,7 @@ class Placed:
         self.plan = plan
         self.open = usable(plan.state, plan.shape.base.kind)
         self.late = ahead.late(plan.shape.limit)
+        self.asked = bounds.narrowed(plan.state, plan.lease.request, plan.shape.total)
         #: Look for a place after so many picks.
         self.next = 1
 
@@ -143,5 +144,5 @@ class Placed:
             for pick in plan.picks[:count]:
                 for slice_ in pick.slices:
                     state.cluster.release(slice_.id)
-            found = placement.place(plan.lease.request, state.cluster, count=plan.shape.base.count)
+            found = placement.place(self.asked, state.cluster, count=plan.shape.base.count)
         return found.parts if isinstance(found, placement.Placement) else None

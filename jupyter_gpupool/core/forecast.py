@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import counts, give
+from jupyter_gpupool.core import bounds, counts, give
 from jupyter_gpupool.core.line import planned
 from jupyter_gpupool.core.strokes import limits
 
@@ -50,11 +50,18 @@ def _milli(lease: Lease) -> int:
 
 def within_limit(state: State, lease: Lease) -> int:
     """When enough of what its user or project holds has ended for a request to be within their limits."""
+    request, count, each = lease.request, lease.sure, lease.estimate
+    soonest = _within(state, lease, bounds.most(state, request, count, each))
+    models = [_within(state, lease, [(model, count * each)]) for model in bounds.models(state, request)]
+    return max(soonest, min(models, default=soonest))
+
+
+def _within(state: State, lease: Lease, wanted: Sequence[tuple[str, int]]) -> int:
+    """When so much more is within the limits."""
     leaf = state.leaf(lease.request)
-    wanted = dict(give.amounts(lease.request, lease.sure, lease.estimate))
     latest = state.now
     for tenant in leaf.path():
-        for key, amount in wanted.items():
+        for key, amount in wanted:
             most = tenant.limit.get(key)
             over = 0 if most is None else tenant.held.get(key, 0) + amount - most
             for when, ident in state.ends if over > 0 else ():

@@ -15,15 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import grants, turns
-from jupyter_gpupool.core.model import ANY
+from jupyter_gpupool.core import bounds, grants, turns
 from jupyter_gpupool.core.reserve import Book, count_free
-from jupyter_gpupool.core.tree import CPUS, MEMORY
 
 if TYPE_CHECKING:
     from jupyter_gpupool.core.cluster import Part
     from jupyter_gpupool.core.line import Shape
-    from jupyter_gpupool.core.model import Request
     from jupyter_gpupool.core.state import Lease
     from jupyter_gpupool.core.strokes import State
     from jupyter_gpupool.core.tree import Tenant
@@ -116,17 +113,6 @@ def may_pass(book: Book, shape: Shape) -> bool:
     return not (base.plain or base.together) or book.spare(base, shape.limit) >= base.count
 
 
-def amounts(request: Request, count: int, each: int) -> list[tuple[str, int]]:
-    """What a request would be charged against limits, as far as it is known before it has a place."""
-    found = [(ANY, each * count), (CPUS, request.cpus * count), (MEMORY, request.memory * count)]
-    if request.model and "|" not in request.model:
-        found.append((request.model, each * count))
-    return [(key, amount) for key, amount in found if amount]
-
-
 def at_limit(state: State, leaf: Tenant, lease: Lease) -> bool:
     """Whether a hard limit keeps a request waiting."""
-    if not leaf.limited:
-        return False
-    wanted = amounts(lease.request, lease.sure, lease.estimate)
-    return state.tree.over_limit(leaf, wanted, ever=False) is not None
+    return leaf.limited and bounds.reached(state, lease) is not None

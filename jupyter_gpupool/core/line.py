@@ -57,12 +57,14 @@ class Kind:
 class Base:
     """All that decides where requests can go, but for how long."""
 
-    __slots__ = ("count", "each", "failed", "key", "kind", "plain", "shapes", "together")
+    __slots__ = ("count", "each", "failed", "key", "kind", "plain", "request", "shapes", "together")
 
     def __init__(self, key: tuple[object, ...], kind: Kind, request: Request, count: int, each: int) -> None:
         """Describe requests for `count` slices like this one's, of `each` thousandths as far as is known."""
         self.key = key
         self.kind = kind
+        #: One of them.
+        self.request = request
         #: How many shapes it has.
         self.shapes = 0
         self.count = count

@@ -91,7 +91,7 @@ class Plan:
             if grows > 0 and self.room(tenant) < gets[ANY]:
                 return False
         before, after = self.potentials(gets)
-        surplus = any(not pick.whole for pick in self.picks)
+        surplus = not any(pick.whole for pick in self.picks)
         return after < before or (after == before and surplus)
 
     def potentials(self, gets: dict[str, int]) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import claims, give, turns, victims
+from jupyter_gpupool.core import bounds, claims, give, turns, victims
 from jupyter_gpupool.core.fits import Ahead, Counted, Placed
 from jupyter_gpupool.core.model import ANY
 from jupyter_gpupool.core.plan import Plan
@@ -103,7 +103,9 @@ def wake_up(state: State, when: int) -> None:
 
 def think(plan: Plan, ahead: Book) -> tuple[Part, ...] | None:
     """Pick who gives back, as few as will do; the parts that the request then gets, or None."""
-    fits = Counted(plan, ahead) if plan.shape.base.plain else Placed(plan, ahead)
+    state, request, base = plan.state, plan.lease.request, plan.shape.base
+    counted = base.plain and bounds.narrowed(state, request, plan.shape.total) is request
+    fits = Counted(plan, ahead) if counted else Placed(plan, ahead)
     for pick in victims.candidates(plan, fits.useful):
         plan.picks.append(pick)
         plan.take(pick)

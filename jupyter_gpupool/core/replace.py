@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import claims, grants, placement
+from jupyter_gpupool.core import bounds, claims, grants, placement
 from jupyter_gpupool.core.model import ANY, DrainMode, Notice, Slice, SliceState
 from jupyter_gpupool.core.state import HOLDING, WORKING, Lease, Leaving
 
@@ -141,9 +141,11 @@ def _moves(state: State, lease: Lease, old: str, new: str) -> str:
 def _find(state: State, lease: Lease, ident: str, device: str) -> placement.Placement | None:
     """A place for one more slice: elsewhere if possible; if there is none, on what is held for others."""
     have = [each for each in lease.live() if each.id != ident]
-    tries: list[tuple[Request, list[str]]] = [(avoiding(lease.request, device), []), (lease.request, [])]
+    known = lease.charges.get(ident)
+    asked = bounds.narrowed(state, lease.request, lease.estimate, keep=known.model if known else "")
+    tries: list[tuple[Request, list[str]]] = [(avoiding(asked, device), []), (asked, [])]
     if state.claims and _within_quota(state, lease):
-        tries.append((lease.request, list(state.claims)))
+        tries.append((asked, list(state.claims)))
     for request, allow in tries:
         found = placement.place(request, state.cluster, count=1, have=have, allow=allow)
         if isinstance(found, placement.Placement):

@@ -14,15 +14,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import counts, placement
+from jupyter_gpupool.core import bounds, counts, placement, wants
 from jupyter_gpupool.core.cluster import Part
+from jupyter_gpupool.core.line import Base, Kind
 from jupyter_gpupool.core.model import WHOLE, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from jupyter_gpupool.core.counts import Mask
-    from jupyter_gpupool.core.line import Base, Kind, Shape
+    from jupyter_gpupool.core.line import Shape
     from jupyter_gpupool.core.model import Slice
     from jupyter_gpupool.core.state import Lease
     from jupyter_gpupool.core.strokes import State
@@ -76,7 +77,7 @@ class Book:
         """Start without any; at most `Defaults.reservations` are made."""
         self.state = state
         self.kept: list[Reservation] = []
-        self._blocked: list[tuple[Lease, Shape]] = []
+        self._blocked: list[tuple[Lease, Base]] = []
         self._count = 0
 
     @property
@@ -93,13 +94,21 @@ class Book:
         """Note a head that cannot start now."""
         if not self.full:
             self._count += 1
-            self._blocked.append((lease, shape))
+            self._blocked.append((lease, self._bounded(lease, shape.base)))
+
+    def _bounded(self, lease: Lease, base: Base) -> Base:
+        """The base of a request within the limits of its user: for the models that it may have."""
+        request = bounds.narrowed(self.state, lease.request, base.count * base.each)
+        if request is lease.request:
+            return base
+        kind = Kind(wants.want_of(request), whole=base.kind.whole)
+        return Base((), kind, request, base.count, base.each)
 
     def resolve(self) -> list[Reservation]:
         """Work out the reservations of the heads noted so far."""
         blocked, self._blocked = self._blocked, []
-        for lease, shape in blocked:
-            found = self._reserve(lease, shape.base)
+        for lease, base in blocked:
+            found = self._reserve(lease, base)
             if found:
                 self.kept.append(found)
         return self.kept
@@ -138,7 +147,7 @@ class Book:
         late = self.late(limit)
         parts = self._find(lease, base, late, have)
         if parts is None:
-            if not any(each.parts for each in late):
+            if not any(each.parts for each in late) and not self.state.leaf(lease.request).limited:
                 base.failed = self.state.freed
             return None
         delayed = self._delayed(parts, late)
@@ -159,12 +168,13 @@ class Book:
         if leave is None:
             return None
         cluster = self.state.cluster
+        request = bounds.narrowed(self.state, lease.request, base.count * base.each)
         with cluster.trying():
             for each in late:
                 hold_parts(self.state, each)
             for device in leave:
                 cluster.bar(device, Reason.DEVICE_CORDONED, "left to those ahead")
-            found = placement.place(lease.request, cluster, count=base.count, have=have)
+            found = placement.place(request, cluster, count=base.count, have=have)
         return found.parts if isinstance(found, placement.Placement) else None
 
     def _delayed(self, parts: tuple[Part, ...], late: list[Reservation]) -> list[Reservation]:
@@ -245,7 +255,7 @@ class Book:
         low, high, best = 0, len(state.ends), None
         while low < high or best is None:
             middle = (low + high) // 2
-            parts = self._after(lease, base, middle + 1)
+            parts = self._after(base, middle + 1)
             if parts is None:
                 if low >= high:
                     return None
@@ -259,7 +269,7 @@ class Book:
         free = tuple(part for part in parts if state.cluster.free_of(part.device) >= part.milli)
         return Reservation(lease=lease, base=base, start=start, parts=free)
 
-    def _after(self, lease: Lease, base: Base, count: int) -> tuple[Part, ...] | None:
+    def _after(self, base: Base, count: int) -> tuple[Part, ...] | None:
         """A place once the first `count` leases have ended."""
         state = self.state
         with state.cluster.trying():
@@ -268,7 +278,7 @@ class Book:
             for _, ident in state.ends[:count]:
                 for slice_id in state.leases[ident].slices:
                     state.cluster.release(slice_id)
-            found = placement.place(lease.request, state.cluster, count=base.count)
+            found = placement.place(base.request, state.cluster, count=base.count)
         return found.parts if isinstance(found, placement.Placement) else None
 
 

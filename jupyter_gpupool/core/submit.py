@@ -12,7 +12,7 @@ import dataclasses
 import typing
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import counts, extend, give, placement, wants
+from jupyter_gpupool.core import bounds, counts, extend, placement, wants
 from jupyter_gpupool.core.line import fields
 from jupyter_gpupool.core.model import (
     ANY,
@@ -149,11 +149,11 @@ def _not_allowed(state: State, request: Request) -> Iterator[Refusal]:
 
 
 def _never(state: State, request: Request) -> tuple[Refusal, ...]:
-    leaf = state.tree.user(request.project, request.user)
-    wanted = give.amounts(request, request.count, estimate(state, request))
-    over = state.tree.over_limit(leaf, wanted, ever=True)
+    each = estimate(state, request)
+    over = bounds.never(state, request, request.count, each)
     if over:
         return (over,)
+    request = bounds.narrowed(state, request, request.count * each, ever=True)
     # What a node's coming or going may change is asked once for all requests of a shape.
     memo, key = state.cluster.memo, ("ever", request.count, fields(request))
     if key not in memo:
