@@ -44,6 +44,7 @@ async def test_a_lease_says_which_layers_hold_and_a_new_one_is_news(tmp_path):
         lease, part = await a_share(kit)
         before = (await kit.call("ann", "GET", f"/v1/leases/{lease}")).data
         assert before["slices"][0]["limits"] == []
+        news = (await kit.call("ann", "GET", "/v1/notices")).data["leases"]
         layers = {"guard": "on", "torch": "ready", "rmm": "half", "magic": "on"}
         kit.controller.hearing._take("node-1", {"report": "layers", "slice": part, "layers": layers})
         after = (await kit.call("ann", "GET", f"/v1/leases/{lease}")).data
@@ -51,6 +52,7 @@ async def test_a_lease_says_which_layers_hold_and_a_new_one_is_news(tmp_path):
         assert found == [("torch", "ready"), ("guard", "on")], "what nobody knows is dropped"
         assert "as soon as it is imported" in after["slices"][0]["limits"][0]["sentence"]
         assert after["version"] != before["version"]
+        assert (await kit.call("ann", "GET", "/v1/notices")).data["leases"] != news
 
 
 @pytest.mark.asyncio

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jupyter_gpupool import commands
+from jupyter_gpupool.client import RequestOptions
 from jupyter_gpupool.controller import fields
 from jupyter_gpupool.controller.parse import CHANGE, OPTIONS, REQUEST, Asker, parse_change, parse_request
 from jupyter_gpupool.controller.plugin import options
@@ -311,6 +313,11 @@ def test_a_bad_request_gets_one_sentence_and_what_to_do(body, sentence, advice):
     (no,) = refused(body)
     assert no.sentence == sentence
     assert advice is None or no.advice == advice
+
+
+def test_whatever_can_be_asked_for_over_http_can_be_said_in_a_line_and_in_python():
+    assert set(REQUEST) - {"environment"} <= {each.name for each in commands.REQUEST}
+    assert set(REQUEST) == set(RequestOptions.__annotations__)
 
 
 def test_the_options_are_those_that_a_worker_s_host_passes_on_to_dask_cuda():

@@ -45,6 +45,10 @@ class ControllerFace(Protocol):
     def connected(self, node: str) -> bool:
         """Return whether a node's agent hears what it is told now."""
 
+    @property
+    def layers_revision(self) -> int:
+        """A number that grows whenever a slice's layers change; they are none of the pool's."""
+
     def layers(self, part: str) -> Mapping[str, str]:
         """Return the layers that keep a slice within its share, with their states."""
 

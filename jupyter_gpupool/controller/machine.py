@@ -308,6 +308,11 @@ class Controller:
         """Return whether a node's agent hears what it is told now."""
         return self.agents.connected(node)
 
+    @property
+    def layers_revision(self) -> int:
+        """A number that grows whenever a slice's layers change."""
+        return self.hearing.overuse.revision
+
     def layers(self, part: str) -> Mapping[str, str]:
         """Return the layers that keep a slice within its share, with their states."""
         return self.hearing.overuse.layers(part)

@@ -70,6 +70,8 @@ class Overuse:
         self._pool, self._tell, self._wake = pool, tell, wake
         #: By slice: layer -> its state.
         self._layers: dict[str, dict[str, str]] = {}
+        #: Grows whenever a slice's layers change.
+        self.revision = 0
 
     def layers(self, part: str) -> Mapping[str, str]:
         """Return the layers that hold on a slice, with their states."""
@@ -82,10 +84,11 @@ class Overuse:
         self._layers = {ident: each for ident, each in self._layers.items() if ident in known}
         said = report.get("layers")
         states = said if isinstance(said, dict) else {}
-        self._layers[part.id] = {
-            str(layer): str(states[layer]) for layer in Layer if (layer, states.get(layer)) in SENTENCES
-        }
-        self._wake()
+        now = {str(layer): str(states[layer]) for layer in Layer if (layer, states.get(layer)) in SENTENCES}
+        if self._layers.get(part.id) != now:
+            self._layers[part.id] = now
+            self.revision += 1
+            self._wake()
 
     def take_over(self, node: str, report: Message) -> None:
         """A slice has more than its share."""

@@ -160,13 +160,16 @@ def _is_news(call: Call, after: int, known: int | None) -> bool:
 def lease_mark(call: Call) -> int:
     """Return a number that differs when any lease that is the person's or shared with them does."""
     pool, user = call.controller.pool, call.asker.user
-    version, marks = call.memory.get("lease marks", (-1, {}))
-    if version != pool.version:  # for all people at once, and once a change
+    face = call.controller
+    now = (pool.version, face.layers_revision)
+    version, marks = call.memory.get("lease marks", ((), {}))
+    if version != now:  # for all people at once, and once a change
         marks = {}
         for ident, each in pool.leases.items():
             owner = each.request.user
-            marks[owner] = zlib.crc32(f"{ident} {each.version}".encode(), marks.get(owner, 0))
-        call.memory["lease marks"] = (pool.version, marks)
+            told = f"{ident} {each.version} {[dict(face.layers(part)) for part in each.slices]}"
+            marks[owner] = zlib.crc32(told.encode(), marks.get(owner, 0))
+        call.memory["lease marks"] = (now, marks)
     mark = int(marks.get(user, 0))
     for ident in sorted(call.controller.store.shared_to(user)):
         shared = pool.leases.get(ident)
