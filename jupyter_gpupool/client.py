@@ -218,6 +218,10 @@ class Pool(_Pool):
         """List the GPU-seconds by user, project, model and kind of slice."""
         return display.ledger_rows(self.carry_out(steps.read("/v1/usage", "accounts")))
 
+    def history(self) -> list[Any]:
+        """List your GPU hours by day, as far back as the pool keeps them."""
+        return display.history_rows(self.carry_out(steps.read("/v1/history")))
+
     def reclaims(self) -> list[Any]:
         """List what was taken back lately: for whom, from whom, by which numbers, at which cost."""
         return display.reclaim_rows(self.carry_out(steps.read("/v1/reclaims", "reclaims")))

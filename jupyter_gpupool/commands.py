@@ -418,6 +418,11 @@ COMMANDS: tuple[Command, ...] = (
         run=lambda pool, _: pool.ledger(),
     ),
     Command(
+        name="history",
+        help="List your GPU hours by day.",
+        run=lambda pool, _: pool.history(),
+    ),
+    Command(
         name="reclaims",
         help="List what was taken back lately, for whom and by which numbers.",
         run=lambda pool, _: pool.reclaims(),

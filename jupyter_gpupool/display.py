@@ -426,6 +426,28 @@ def move_rows(answer: Mapping[str, Any]) -> Rows:
     return Rows(answer["moves"], columns, "Nothing can be moved that would free a GPU.", note)
 
 
+def history_rows(answer: Mapping[str, Any]) -> Rows:
+    """Show what a person used by day, in this machine's time zone; the last day first."""
+    days: dict[str, dict[str, Any]] = {}
+    for each in answer["hours"]:
+        day = time.strftime("%Y-%m-%d", time.localtime(each["time"]))
+        row = days.setdefault(day, {"day": day, "used": 0.0, "idle": 0.0})
+        row["used"] += each["used"]
+        row["idle"] += each["idle"]
+    columns: tuple[Column, ...] = (
+        ("day", operator.itemgetter("day")),
+        ("used", lambda row: f"{row['used'] / 3600:.2f}"),
+        ("idle", lambda row: f"{row['idle'] / 3600:.2f}"),
+    )
+    note = f"GPU hours of {answer['user']}; idle: of them while nothing was done."
+    return Rows(
+        [days[day] for day in sorted(days, reverse=True)],
+        columns,
+        "You have not had any GPU in the last two weeks.",
+        note if days else "",
+    )
+
+
 def ledger_rows(answer: Mapping[str, Any]) -> Rows:
     """Show what was used, by user, project, model and kind of slice."""
     columns: tuple[Column, ...] = (

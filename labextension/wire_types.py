@@ -27,6 +27,7 @@ NAMES = (
         "Queue",
         "ProjectsNow",
         "Usage",
+        "History",
         "Notices",
     ),
     *("Request", "Change", "Health", "Problem"),

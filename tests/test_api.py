@@ -314,6 +314,7 @@ ALLOWED = {
     "GET /v1/queue": (200, 200, 200, 200, 401),
     "GET /v1/projects": (200, 200, 200, 200, 401),
     "GET /v1/usage": (200, 200, 200, 200, 401),
+    "GET /v1/history": (200, 200, 200, 200, 401),
     "GET /v1/reclaims": (200, 200, 200, 200, 401),
     "GET /v1/notices": (200, 200, 200, 200, 401),
     "GET /v1/leases": (200, 200, 200, 200, 401),
@@ -681,6 +682,10 @@ async def test_everybody_sees_how_they_stand_and_what_a_reclaim_went_by_but_no_n
             ("ann", "H100-80GB", "whole"),
             ("ben", "H100-80GB", "whole"),
         }
+        hours = {who: (await kit.call(who, "GET", "/v1/history")).data for who in ("ann", "eve")}
+        assert sum(each["used"] for each in hours["ann"]["hours"]) > 0
+        assert all(abs(each["time"] - hours["ann"]["now"]) < 7200 for each in hours["ann"]["hours"])
+        assert (hours["eve"]["user"], hours["eve"]["hours"]) == ("eve", []), "everybody has their own only"
         for who, names in (("ann", ("", "big-3")), ("ben", ("mine", "")), ("adm", ("mine", "big-3"))):
             [record] = (await kit.call(who, "GET", "/v1/reclaims")).data["reclaims"]
             [victim] = record["victims"]

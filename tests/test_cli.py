@@ -98,6 +98,7 @@ def test_a_lease_from_request_to_release(run, pool):
     assert (mine["gpus"], mine["leases"], mine["deserved"]) == (2, 1, 2)
     assert run("usage")[1].splitlines()[0].split()[:5] == ["project", "user", "leases", "has", "weight"]
     assert "H100-80GB  whole" in run("ledger")[1]
+    assert run("history")[1].splitlines()[0].split() == ["day", "used", "idle"]
     assert run("reclaims")[0] == 0
     assert run("release", "sweep")[1] == "Released: sweep.\n"
     assert lease.refresh().state in ("draining", "ended")

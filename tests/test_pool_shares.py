@@ -10,6 +10,7 @@ import math
 import pytest
 
 from jupyter_gpupool.core import explain
+from jupyter_gpupool.core.ledger import KEEP_HOURS
 from jupyter_gpupool.core.model import (
     ANY,
     GB,
@@ -574,6 +575,44 @@ class TestLedger:
             ("ua", "H100-80GB", "whole"): 2 * WHOLE * 2 * HOUR,
             ("ua", "H100-80GB", "share"): 500 * 2 * HOUR,
         }
+
+    def test_what_a_person_used_is_kept_by_the_hour_over_restarts_and_changes_of_form(self):
+        made = world(nodes=1)
+        made.now += HOUR - made.now % HOUR + HOUR // 2
+        first = made.now // HOUR
+        ask(made, "a1", count=2, time_limit=9 * HOUR)
+        made.wait(HOUR)
+        made.send(LeaseIdle, lease="a1", since=made.now)
+        made.wait(HOUR)
+        running = made.pool.history("ua", made.now)
+        made.pool = type(made.pool).restore(made.pool.snapshot())
+        assert made.pool.history("ua", made.now) == running
+        made.release("a1")
+        two = 2 * WHOLE * HOUR
+        assert made.pool.history("ua", made.now) == [
+            [first, two // 2, 0],
+            [first + 1, two, two // 2],
+            [first + 2, two // 2, two // 2],
+        ]
+        assert made.pool.history("ub", made.now) == []
+        old = made.pool.snapshot()
+        del old["hours"]
+        assert type(made.pool).restore({**old, "form": 1}).history("ua", made.now) == []
+
+    def test_hours_that_are_too_old_are_in_the_sums_only(self):
+        day = 24 * HOUR
+        made = world(nodes=1, max_time=200 * day)
+        ask(made, "a1", time_limit=100 * day)
+        made.wait(50 * day)
+        made.release("a1")
+        made.pool.validate()
+        assert sum(each.used for each in made.pool.ledger.accounts.values()) == WHOLE * 50 * day
+        hours = made.pool.history("ua", made.now)
+        assert len(hours) == KEEP_HOURS
+        made.wait(20 * day)
+        assert made.pool.history("ua", made.now) == []
+        ask(made, "b1", "b")
+        assert made.pool.snapshot()["hours"] == {}
 
     def test_usage_of_what_runs_is_in_the_figures(self):
         made = world()

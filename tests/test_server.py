@@ -34,6 +34,7 @@ ENDPOINTS = [
     ("GET", "projects", "read"),
     ("PUT", "projects", "write"),
     ("GET", "usage", "read"),
+    ("GET", "history", "read"),
     ("POST", "health/node-1/gpu0", "write"),
     ("GET", "notices", "read"),
     ("GET", "leases/0123456789/dashboard/status", "execute"),

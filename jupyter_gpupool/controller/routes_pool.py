@@ -128,6 +128,11 @@ async def usage(call: Call) -> Answer:
     return Answer(usage_views.usage(call.controller, found))
 
 
+async def history(call: Call) -> Answer:
+    """Say what the person who asks used, by the hour."""
+    return Answer(usage_views.history(call.controller, call.asker.user))
+
+
 async def reclaims(call: Call) -> Answer:
     """List the latest reclaims: who got what, from whom, by which numbers, at which cost."""
     return Answer(usage_views.reclaims(call.controller, call.asker, call.query.get("limit", 100)))
@@ -229,6 +234,13 @@ ROUTES = (
         handler=usage,
         about="Who has, deserves and has used how much; the ledger by user, project, model and kind.",
         answers={200: "Usage"},
+    ),
+    Route(
+        method="GET",
+        path="/v1/history",
+        handler=history,
+        about="What you used in each hour of the last two weeks, and how much of it while idle.",
+        answers={200: "History"},
     ),
     Route(
         method="GET",

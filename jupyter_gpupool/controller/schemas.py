@@ -229,6 +229,7 @@ _ACCOUNT = {
     **dict.fromkeys(("project", "user", "model", "kind"), TEXT),
     **dict.fromkeys(("used", "decayed", "idle", "lost"), NUMBER),
 }
+_HOUR = dict.fromkeys(("time", "used", "idle"), NUMBER)
 _VICTIM = {
     "lease": TEXT,
     "lease_name": TEXT,
@@ -339,6 +340,7 @@ SCHEMAS: dict[str, Schema] = {
         {"projects": many(thing(_PROJECT, optional=("users", "members"))), "defaults": thing(_DEFAULTS)}
     ),
     "Usage": thing({"usage": many(thing(_USER)), "accounts": many(thing(_ACCOUNT)), "reclaims": WHOLE}),
+    "History": thing({"user": TEXT, "now": NUMBER, "hours": many(thing(_HOUR))}),
     "Reclaims": thing({"reclaims": many(thing(_RECLAIM)), "count": WHOLE}),
     "Notices": thing({"notices": many(thing(_NOTICE)), "next": WHOLE, "missed": FLAG, "leases": WHOLE}),
     "Token": thing({"kind": words(routes_admin.KINDS), "token": TEXT, "user": TEXT, "line": TEXT}),

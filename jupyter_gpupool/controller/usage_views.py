@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.controller.lease_views import may_see
 from jupyter_gpupool.controller.views import when
-from jupyter_gpupool.core.model import ANY, WHOLE, Defaults
+from jupyter_gpupool.core.model import ANY, HOUR, WHOLE, Defaults
 from jupyter_gpupool.core.tree import CPUS, MEMORY
 
 if TYPE_CHECKING:
@@ -184,6 +184,19 @@ def _user(row: Mapping[str, Any], counts: Mapping[tuple[str, str], int]) -> dict
 def _account(row: Mapping[str, Any]) -> dict[str, Any]:
     named = {name: row[name] for name in ("project", "user", "model", "kind")}
     return {**named, **{name: seconds(row[name]) for name in ("used", "decayed", "idle", "lost")}}
+
+
+def history(face: ControllerFace, user: str) -> dict[str, Any]:
+    """Return what a person used by the hour: hours in which nothing was used are left out."""
+    now = face.clock.now()
+    return {
+        "user": user,
+        "now": face.clock.wall(now),
+        "hours": [
+            {"time": face.clock.wall(hour * HOUR), "used": seconds(used), "idle": seconds(idle)}
+            for hour, used, idle in face.pool.history(user, now)
+        ],
+    }
 
 
 def reclaims(face: ControllerFace, person: Person, most: int) -> dict[str, Any]:

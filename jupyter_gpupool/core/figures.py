@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpupool.core.ledger import Account
+from jupyter_gpupool.core.ledger import Account, Hours
 from jupyter_gpupool.core.model import encode
 from jupyter_gpupool.core.quotas import whole
 
@@ -51,6 +51,19 @@ def running(state: State, now: int) -> list[Account]:
             if lease.idle_since:
                 account.idle += charge.milli * max(0, now - max(since, lease.idle_since))
     return [found[key] for key in sorted(found)]
+
+
+def history(state: State, user: str, now: int) -> list[list[int]]:
+    """What a person used by the hour: hour of the pool's clock, used, of that while idle; oldest first."""
+    known = state.ledger.hours.get(user)
+    hours = Hours(known.rows(now) if known else ())
+    for lease in state.leases.values():
+        for ident, since in lease.meters.items() if lease.request.user == user else ():
+            milli = lease.charges[ident].milli
+            hours.add(milli, since, now)
+            if lease.idle_since:
+                hours.add(milli, max(since, lease.idle_since), now, idle=True)
+    return hours.rows(now)
 
 
 def _sums(state: State, accounts: list[Account], now: int) -> dict[Tenant, dict[str, int]]:

@@ -212,6 +212,10 @@ class Pool:
         """What a consolidation would move now, and which devices come free by it; nothing changes."""
         return consolidate.plan(self._state)
 
+    def history(self, user: str, now: int) -> list[list[int]]:
+        """What a person used by hours of the pool's clock: hour, used, of that while idle."""
+        return figures.history(self._state, user, now)
+
     def would(self, request: Request, now: int) -> why.Explanation:
         """Say whether a request would start now, else when and why not; nothing changes."""
         return why.would(self._state, request, now)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.core import grants, idle, nodes
 from jupyter_gpupool.core.demand import Demand
-from jupyter_gpupool.core.ledger import Account, Reclaim
+from jupyter_gpupool.core.ledger import Account, Hours, Reclaim
 from jupyter_gpupool.core.line import Waiting
 from jupyter_gpupool.core.model import (
     Defaults,
@@ -46,9 +46,11 @@ if TYPE_CHECKING:
     from jupyter_gpupool.core.tree import Tenant
 
 #: Written into each snapshot; a change of form gets a new number and a step in `UPGRADES`.
-FORM = 1
+FORM = 2
 #: form -> a step to the next one.
-UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    1: lambda data: {**data, "form": 2, "hours": {}},  # what people used was not kept by hours
+}
 
 
 def snapshot(state: State) -> dict[str, Any]:
@@ -69,9 +71,15 @@ def snapshot(state: State) -> dict[str, Any]:
         "epoch": state.tree.decay.epoch,
         "usage": usage(state),
         "accounts": encode(state.ledger.accounts),
+        "hours": _hours(state),
         "reclaims": encode(state.ledger.reclaims),
         "reclaim_count": state.ledger.count,
     }
+
+
+def _hours(state: State) -> dict[str, list[list[int]]]:
+    found = {user: each.rows(state.now) for user, each in state.ledger.hours.items()}
+    return {user: rows for user, rows in found.items() if rows}
 
 
 def usage(state: State) -> list[list[Any]]:
@@ -111,6 +119,7 @@ def _restore(data: dict[str, Any]) -> State:
     state.cluster.demand = Demand.restore(data["demand"])
     for key, each in data["accounts"].items():
         state.ledger.accounts[key] = decode(Account, each)
+    state.ledger.hours = {user: Hours(rows) for user, rows in data["hours"].items()}
     state.ledger.reclaims = [decode(Reclaim, each) for each in data["reclaims"]]
     state.ledger.count = data["reclaim_count"]
     _index(state)

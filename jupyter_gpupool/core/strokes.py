@@ -261,15 +261,20 @@ class State:
         account = self.ledger.account(request.user, request.project, charge.model, charge.kind)
         account.used += charge.milli * (self.now - since)
         account.kept += charge.milli * (self.tree.decay.at(self.now) - self.tree.decay.at(since))
-        if lease.idle_since:
-            account.idle += charge.milli * max(0, self.now - max(since, lease.idle_since))
+        self.ledger.person(request.user).add(charge.milli, since, self.now)
+        self._count_idle(lease, charge, since)
 
     def count_idle(self, lease: Lease) -> None:
         """Write down what a lease has had while it did nothing; its meters run on."""
         for ident, since in lease.meters.items():
-            charge, request = lease.charges[ident], lease.request
+            self._count_idle(lease, lease.charges[ident], since)
+
+    def _count_idle(self, lease: Lease, charge: Charge, since: int) -> None:
+        request, begin = lease.request, max(since, lease.idle_since)
+        if lease.idle_since and begin < self.now:
             account = self.ledger.account(request.user, request.project, charge.model, charge.kind)
-            account.idle += charge.milli * max(0, self.now - max(since, lease.idle_since))
+            account.idle += charge.milli * (self.now - begin)
+            self.ledger.person(request.user).add(charge.milli, begin, self.now, idle=True)
 
     def set_slice(self, lease: Lease, slice_: Slice, state: SliceState) -> Slice:
         """Put a slice into another state."""

@@ -33,6 +33,7 @@ def validate(state: State) -> None:
     _devices(state)
     _charges(state)
     _shares(state)
+    _hours(state)
 
 
 def _lease(state: State, lease: Lease) -> None:
@@ -194,3 +195,13 @@ def _add(sums: Sums, amounts: tuple[tuple[str, int], ...]) -> None:
 def _equal(one: Sums, other: Sums) -> None:
     keys = sorted({*one, *other})
     assert [one.get(key, 0) for key in keys] == [other.get(key, 0) for key in keys]
+
+
+def _hours(state: State) -> None:
+    """No hour has more than the accounts."""
+    for user, hours in state.ledger.hours.items():
+        accounts = [each for each in state.ledger.accounts.values() if each.user == user]
+        for at, name in enumerate(("used", "idle")):
+            assert sum(each[at] for each in hours.found.values()) <= sum(
+                getattr(each, name) for each in accounts
+            )

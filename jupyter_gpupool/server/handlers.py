@@ -206,6 +206,16 @@ class Usage(PoolHandler):
         await self.look("/v1/usage")
 
 
+class History(PoolHandler):
+    """What the person has used."""
+
+    @web.authenticated
+    @authorized(action="read", resource=RESOURCE)
+    async def get(self) -> None:
+        """List it by the hour."""
+        await self.look("/v1/history")
+
+
 class Notices(PoolHandler):
     """What the person is told."""
 
@@ -324,6 +334,7 @@ ROUTES: tuple[tuple[str, type[PoolHandler]], ...] = (
     (r"/gpupool/queue", Queue),
     (r"/gpupool/projects", Projects),
     (r"/gpupool/usage", Usage),
+    (r"/gpupool/history", History),
     (r"/gpupool/notices", Notices),
     (r"/gpupool/health/(.+)", Health),
     (r"/gpupool/requests", Requests),

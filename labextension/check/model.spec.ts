@@ -3,6 +3,7 @@
  */
 
 import { ServerConnection } from '@jupyterlab/services';
+import type { TranslationBundle } from '@jupyterlab/translation';
 import { Signal } from '@lumino/signaling';
 
 import { asRequest, EMPTY } from '../src/form';
@@ -10,7 +11,9 @@ import { clock, duration, gigabytes, gpus, seconds } from '../src/format';
 import { days } from '../src/history';
 import { PoolModel } from '../src/model';
 import { Problem } from '../src/request';
-import type { Device, Lease, Notice } from '../src/types';
+import { forbidden, onRights } from '../src/rights';
+import type { IPoolModel } from '../src/tokens';
+import type { Device, Hour, Notice } from '../src/types';
 
 /** A request as far as JupyterLab looks at it; jsdom has none. */
 class Asked {
@@ -187,6 +190,16 @@ describe('PoolModel', () => {
     await soon(() => model.pool !== null);
   });
 
+  it('reads what the ledger has of me only while that is watched', async () => {
+    server.answers['GET history'] = () => ({ user: 'ann', now: 9, hours: [{ time: 1, used: 2, idle: 0 }] });
+    model.watch('pool');
+    await soon(() => model.known('pool'));
+    expect(server.asked).not.toContain('GET history');
+    const watch = model.watch('history');
+    await soon(() => model.history.length === 1);
+    watch.dispose();
+  });
+
   it('says why the pool is out of reach, and forgets it when it is back', async () => {
     server.answers['GET pool'] = () => ({ ...STAND, state: 'lost', sentence: 'No pool runs.', pool: null });
     model.watch('pool');
@@ -233,6 +246,39 @@ describe('PoolModel', () => {
     await model.release('a/b');
     expect(server.asked).toContain('DELETE leases/a%2Fb');
     expect(model.dashboard('l1')).toBe('http://lab/gpupool/leases/l1/dashboard/status');
+  });
+});
+
+describe('forbidden', () => {
+  const trans = { __: (text: string) => text } as TranslationBundle;
+  const as = (may: object, scopes: string[]): IPoolModel =>
+    ({ stand: { may }, pool: { user: { scopes } } }) as unknown as IPoolModel;
+
+  it.each([
+    ['what the server allows and the token covers', { write: true, execute: true }, ['read', 'use'], '', ''],
+    ['what only the server refuses', { write: false, execute: false }, ['read', 'use'], 'server', 'server'],
+    ['what only the token does not cover', { write: true, execute: true }, ['read'], 'token', '']
+  ])('says why not: %s', (_, may, scopes, write, execute) => {
+    const model = as(may, scopes);
+    const said = (['write', 'execute'] as const).map(need => forbidden(model, need, trans));
+    expect(said.map(each => /server|token/.exec(each)?.[0] ?? each)).toEqual([write, execute]);
+  });
+
+  it('says nothing before anything is known', () => {
+    const model = { stand: null, pool: null } as unknown as IPoolModel;
+    expect(forbidden(model, 'write', trans)).toBe('');
+  });
+
+  it('tells when a right is another, and only then', () => {
+    let changes = 0;
+    const model = { ...as({ write: true }, ['use']), stateChanged: new Signal({}) } as unknown as IPoolModel;
+    onRights(model, trans, () => (changes += 1));
+    const tell = (): void => (model.stateChanged as Signal<object, void>).emit();
+    tell();
+    Object.assign(model, { stand: { may: { write: false } } });
+    tell();
+    tell();
+    expect(changes).toBe(1);
   });
 });
 
@@ -289,16 +335,17 @@ describe('format', () => {
 });
 
 describe('days', () => {
-  it('splits a lease at midnight, and counts its GPUs', () => {
-    const noon = new Date(2026, 0, 2, 12).getTime() / 1000;
-    const lease = { gpus: 2, granted_at: noon - 18 * 3600, ended_at: null, idle_since: noon - 3600 } as Lease;
-    const found = days([lease], noon, 2);
-    expect(found.map(each => each.hours)).toEqual([12, 24]);
-    expect(found.map(each => each.idle)).toEqual([0, 2]);
+  const noon = new Date(2026, 0, 2, 12).getTime() / 1000;
+  const at = (hours: number, used: number, idle = 0): Hour => ({ time: noon + 3600 * hours, used, idle });
+
+  it('sums hours by day, and keeps idle ones apart', () => {
+    const found = days([at(-13, 7200), at(-12, 3600, 1800), at(-1, 3600)], noon, 2);
+    expect(found.map(each => each.hours)).toEqual([2, 2]);
+    expect(found.map(each => each.idle)).toEqual([0, 0.5]);
   });
 
-  it('does not count what was never granted', () => {
-    const lease = { gpus: 2, granted_at: null, ended_at: null, idle_since: null } as Lease;
-    expect(days([lease], 1000, 3).every(each => each.hours === 0)).toBe(true);
+  it('has a row for days without use, and none for days before the first', () => {
+    const found = days([at(-100, 3600), at(-1, 3600)], noon, 3);
+    expect(found.map(each => each.hours)).toEqual([0, 0, 1]);
   });
 });

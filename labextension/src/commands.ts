@@ -25,6 +25,7 @@ import { standing } from './leases';
 import { insertCode, leaseCode } from './notebook';
 import { poolIcon } from './icons';
 import { Problem } from './request';
+import { forbidden, Need, onRights } from './rights';
 import { CommandIDs, IPoolModel } from './tokens';
 import type { HealthAction, Lease } from './types';
 
@@ -36,6 +37,8 @@ export interface IContext {
 }
 
 type Do = (context: IContext, lease: Lease, args: ReadonlyPartialJSONObject) => Promise<void>;
+/** A command on a lease: its name, what it needs of the server besides reading, its label, and what it does. */
+type OnLease = [string, Need | null, string, Do];
 
 /** Tell what went wrong. */
 export function tell(error: unknown): void {
@@ -58,10 +61,12 @@ export function addCommands(context: IContext, palette: ICommandPalette | null):
     app.commands.addCommand(id, options);
     palette?.addItem({ command: id, category });
   };
-  for (const [id, label, act] of onLeases(trans)) {
+  for (const [id, need, label, act] of onLeases(trans)) {
     add(id, {
       label,
+      caption: () => (need && forbidden(model, need, trans)) || '',
       icon: poolIcon,
+      isEnabled: () => !need || forbidden(model, need, trans) === '',
       describedBy: { args: LEASE_ARGS },
       execute: async args => {
         try {
@@ -75,6 +80,7 @@ export function addCommands(context: IContext, palette: ICommandPalette | null):
       }
     });
   }
+  onRights(model, trans, () => app.commands.notifyCommandChanged());
   add(CommandIDs.refresh, {
     label: trans.__('Read the GPU pool again'),
     icon: refreshIcon,
@@ -99,25 +105,27 @@ export function addCommands(context: IContext, palette: ICommandPalette | null):
   });
 }
 
-/** Commands on one lease: their names, labels, and what they do. */
-function onLeases(trans: TranslationBundle): [string, string, Do][] {
+/** Commands on one lease. */
+function onLeases(trans: TranslationBundle): OnLease[] {
   return [
     [
       CommandIDs.use,
+      null,
       trans.__('Use a lease in a notebook'),
       ({ app }, lease) => insertCode(app, leaseCode(lease))
     ],
-    [CommandIDs.dashboard, trans.__('Open the Dask dashboard of a lease'), openDashboard],
-    [CommandIDs.extend, trans.__('Extend a lease'), extend],
+    [CommandIDs.dashboard, 'execute', trans.__('Open the Dask dashboard of a lease'), openDashboard],
+    [CommandIDs.extend, 'write', trans.__('Extend a lease'), extend],
     [
       CommandIDs.keep,
+      'write',
       trans.__('Keep an idle lease'),
       async ({ model }, lease) => void (await model.change(lease.id, { keep: true }))
     ],
-    [CommandIDs.release, trans.__('Release a lease'), release],
-    [CommandIDs.logs, trans.__('Show the logs of a lease'), showLogs],
-    [CommandIDs.share, trans.__('Share a lease'), share],
-    [CommandIDs.explain, trans.__('Why does a request wait?'), explain]
+    [CommandIDs.release, 'write', trans.__('Release a lease'), release],
+    [CommandIDs.logs, null, trans.__('Show the logs of a lease'), showLogs],
+    [CommandIDs.share, 'write', trans.__('Share a lease'), share],
+    [CommandIDs.explain, null, trans.__('Why does a request wait?'), explain]
   ];
 }
 

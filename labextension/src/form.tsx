@@ -12,6 +12,7 @@ import React from 'react';
 import { clock, duration } from './format';
 import { Fault, IViewProps, Loaded } from './parts';
 import { IFault, Problem } from './request';
+import { forbidden } from './rights';
 import type { IPoolModel } from './tokens';
 import type { Device, Explanation, Request } from './types';
 
@@ -118,12 +119,20 @@ interface IAnswer {
   faults: readonly IFault[];
 }
 
-function useTrial(model: IPoolModel, draft: IDraft): [IAnswer | null, (faults: readonly IFault[]) => void] {
+/** Ask the pool what would come of the draft; not where asking is refused too. */
+function useTrial(
+  model: IPoolModel,
+  draft: IDraft,
+  off: boolean
+): [IAnswer | null, (faults: readonly IFault[]) => void] {
   const [answer, setAnswer] = React.useState<IAnswer | null>(null);
   const key = JSON.stringify(asRequest(draft));
   // What others do changes the answer too.
   const version = `${model.pool?.gpus_free} ${model.pool?.pending} ${model.pool?.leases}`;
   React.useEffect(() => {
+    if (off) {
+      return undefined;
+    }
     let current = true;
     const timer = setTimeout(async () => {
       const said = await model.trial(JSON.parse(key) as Request).then(
@@ -138,7 +147,7 @@ function useTrial(model: IPoolModel, draft: IDraft): [IAnswer | null, (faults: r
       current = false;
       clearTimeout(timer);
     };
-  }, [model, key, version]);
+  }, [model, key, version, off]);
   return [answer, faults => setAnswer({ trial: null, faults })];
 }
 
@@ -146,7 +155,8 @@ function Form(props: IViewProps & { sent: () => void }): JSX.Element {
   const { model, trans } = props;
   const [draft, setDraft] = React.useState<IDraft>(EMPTY);
   const [busy, setBusy] = React.useState(false);
-  const [answer, refuse] = useTrial(model, draft);
+  const off = forbidden(model, 'write', trans);
+  const [answer, refuse] = useTrial(model, draft, off !== '');
   const key = React.useRef(UUID.uuid4());
   const set = (change: Partial<IDraft>): void => {
     key.current = UUID.uuid4();
@@ -243,8 +253,17 @@ function Form(props: IViewProps & { sent: () => void }): JSX.Element {
         <Check {...field} name="preemptible" label={trans.__('May be suspended when others need its GPUs')} />
       </details>
       {elsewhere.length > 0 && <Fault problem={new Problem(0, elsewhere)} trans={trans} />}
-      <Outlook answer={answer} now={model.now()} trans={trans} />
-      <button className="jp-gpupool-Button jp-mod-main" type="submit" disabled={busy || faults.length > 0}>
+      {off ? (
+        <p className="jp-gpupool-Outlook jp-mod-bad">{`✕ ${off}`}</p>
+      ) : (
+        <Outlook answer={answer} now={model.now()} trans={trans} />
+      )}
+      <button
+        className="jp-gpupool-Button jp-mod-main"
+        type="submit"
+        disabled={busy || off !== '' || faults.length > 0}
+        title={off || undefined}
+      >
         {busy ? trans.__('Asking…') : label(draft, trans)}
       </button>
     </form>

@@ -5,8 +5,9 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import React from 'react';
 
-import { IViewProps, Loaded, Nothing } from './parts';
+import { Button, IViewProps, Loaded, Nothing } from './parts';
 import { state } from './pool';
+import { forbidden } from './rights';
 import { LeaseCard } from './leases';
 import { CommandIDs } from './tokens';
 import type { Device, HealthAction, Node, Verdict } from './types';
@@ -90,7 +91,7 @@ function DeviceHealth(props: IViewProps & { device: Device; admin: boolean }): J
 
 /** What an administrator can order for a device or node. */
 function Orders(props: IViewProps & { target: string; name: string; out: boolean }): JSX.Element {
-  const { target, name, commands, trans } = props;
+  const { target, name, commands, model, trans } = props;
   const orders: [HealthAction, string][] = props.out
     ? [['undrain', trans.__('Back into service')]]
     : [
@@ -100,13 +101,12 @@ function Orders(props: IViewProps & { target: string; name: string; out: boolean
   return (
     <span className="jp-gpupool-Actions" role="group" aria-label={trans.__('Orders for %1', name)}>
       {orders.map(([action, label]) => (
-        <button
+        <Button
           key={action}
-          className="jp-gpupool-Button"
-          onClick={() => void commands.execute(CommandIDs.health, { target, name, action })}
-        >
-          {label}
-        </button>
+          label={label}
+          press={() => void commands.execute(CommandIDs.health, { target, name, action })}
+          off={forbidden(model, 'write', trans)}
+        />
       ))}
     </span>
   );

@@ -1,5 +1,7 @@
 /**
- * The panel of my history: GPU hours a day, and what of my leases is idle now.
+ * The panel of my history: GPU hours a day, and those of them in which nothing computed.
+ *
+ * Rule 1: hours are those of the pool's ledger, which knows of leases that are long forgotten too.
  */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -7,9 +9,8 @@ import React from 'react';
 
 import { duration, gpus } from './format';
 import { IViewProps, Loaded, Nothing } from './parts';
-import type { Lease } from './types';
+import type { Hour, Lease } from './types';
 
-const DAY_S = 86_400;
 /** So many days are shown, today included. */
 const DAYS = 14;
 
@@ -20,22 +21,25 @@ export interface IDay {
   idle: number;
 }
 
-/** Sum the GPU hours of leases by day, in the browser's time zone. */
-export function days(leases: readonly Lease[], now: number, count = DAYS): IDay[] {
-  const midnight = new Date(now * 1000);
-  midnight.setHours(0, 0, 0, 0);
+/** Sum the ledger's hours by day, in the browser's time zone; an hour belongs to the day in which it begins. */
+export function days(ledger: readonly Hour[], now: number, count = DAYS): IDay[] {
   const found: IDay[] = [];
   for (let back = count - 1; back >= 0; back--) {
-    const day = new Date(midnight);
-    day.setDate(day.getDate() - back);
-    const start = day.getTime() / 1000;
-    const end = Math.min(now, start + DAY_S);
-    const [hours, idle] = [held, idled].map(span =>
-      leases.reduce((sum, each) => sum + each.gpus * within(span(each, now), start, end), 0)
-    );
-    found.push({ start, hours: hours! / 3600, idle: idle! / 3600 });
+    const [start, end] = [midnight(now, back), midnight(now, back - 1)];
+    const own = ledger.filter(each => start <= each.time && each.time < end);
+    const sum = (what: (each: Hour) => number): number =>
+      own.reduce((all, each) => all + what(each), 0) / 3600;
+    found.push({ start, hours: sum(each => each.used), idle: sum(each => each.idle) });
   }
   return found;
+}
+
+/** The begin of a day so many days ago; days of a change to summer time are not 24 hours long. */
+function midnight(now: number, back: number): number {
+  const day = new Date(now * 1000);
+  day.setHours(0, 0, 0, 0);
+  day.setDate(day.getDate() - back);
+  return day.getTime() / 1000;
 }
 
 type Span = [number, number] | null;
@@ -44,27 +48,18 @@ function held(lease: Lease, now: number): Span {
   return lease.granted_at === null ? null : [lease.granted_at, lease.ended_at ?? now];
 }
 
-function idled(lease: Lease, now: number): Span {
-  return lease.idle_since === null ? null : [lease.idle_since, lease.ended_at ?? now];
-}
-
-/** The seconds of a span that are within a day. */
-function within(span: Span, start: number, end: number): number {
-  return span ? Math.max(0, Math.min(span[1], end) - Math.max(span[0], start)) : 0;
-}
-
 /** The panel. */
 export function HistoryView(props: IViewProps): JSX.Element {
   const { model, trans } = props;
   return (
-    <Loaded {...props} topics={['leases', 'pool']}>
+    <Loaded {...props} topics={['leases', 'pool', 'history']}>
       {() => {
         const me = model.pool?.user.name;
         const mine = model.leases.filter(each => each.user === me);
-        const all = days(mine, model.now());
+        const all = days(model.history, model.now());
         const total = all.reduce((sum, each) => sum + each.hours, 0);
         const idle = all.reduce((sum, each) => sum + each.idle, 0);
-        if (!mine.some(each => each.granted_at !== null)) {
+        if (total === 0 && !mine.some(each => each.granted_at !== null)) {
           return <Nothing>{trans.__('You have not had any GPUs yet.')}</Nothing>;
         }
         return (
@@ -103,7 +98,9 @@ function Chart(props: { days: IDay[]; trans: TranslationBundle }): JSX.Element {
           ];
           return (
             <g key={each.start}>
-              <title>{`${label(each)}: ${hours(each.hours)} h`}</title>
+              <title>
+                {trans.__('%1: %2 h, %3 h idle', label(each), hours(each.hours), hours(each.idle))}
+              </title>
               <rect
                 className="jp-gpupool-Chart-used"
                 x={n * step + 2}
@@ -148,7 +145,7 @@ function Chart(props: { days: IDay[]; trans: TranslationBundle }): JSX.Element {
       </table>
       <figcaption className="jp-gpupool-small jp-gpupool-Legend">
         <span className="jp-gpupool-Legend-held">{trans.__('used')}</span>
-        <span className="jp-gpupool-Legend-borrowed">{trans.__('idle now')}</span>
+        <span className="jp-gpupool-Legend-idle">{trans.__('of it idle')}</span>
       </figcaption>
     </figure>
   );

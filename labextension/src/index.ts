@@ -14,6 +14,7 @@ import { addCommands } from './commands';
 import { poolIcon } from './icons';
 import { PoolModel } from './model';
 import { show } from './notices';
+import { forbidden } from './rights';
 import { PoolSidebar } from './sidebar';
 import { StatusItem } from './status';
 import { CommandIDs, IPoolModel } from './tokens';
@@ -80,9 +81,10 @@ const sidebar: JupyterFrontEndPlugin<void> = {
     app.commands.addCommand(CommandIDs.request, {
       label: options =>
         options.isLauncher || options.isPalette ? trans.__('Request GPUs') : trans.__('Request GPUs…'),
-      caption: trans.__('Request GPUs of the pool'),
+      caption: () => forbidden(pool, 'write', trans) || trans.__('Request GPUs of the pool'),
       icon: poolIcon,
       describedBy: { args },
+      isEnabled: () => forbidden(pool, 'write', trans) === '',
       execute: () => {
         app.shell.activateById(panel.id);
         panel.ask();

@@ -8,7 +8,8 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import React from 'react';
 
 import { clock, duration, gigabytes, gpus } from './format';
-import { IViewProps, Loaded, Meter, Nothing, Progress } from './parts';
+import { Button, IViewProps, Loaded, Meter, Nothing, Progress } from './parts';
+import { forbidden, Need } from './rights';
 import { CommandIDs } from './tokens';
 import type { Device, Lease, LeaseState, Slice } from './types';
 
@@ -45,6 +46,8 @@ interface IAction {
   args?: Record<string, string>;
   label: (trans: TranslationBundle) => string;
   when: readonly LeaseState[];
+  /** What the server has to allow for it, besides reading. */
+  needs?: Need;
   /** Only the owner can do it. */
   own?: boolean;
   main?: boolean;
@@ -53,18 +56,46 @@ interface IAction {
 const RUNS: readonly LeaseState[] = ['starting', 'active'];
 const ACTIONS: readonly IAction[] = [
   { command: CommandIDs.use, label: trans => trans.__('Use in notebook'), when: ['active'], main: true },
-  { command: CommandIDs.dashboard, label: trans => trans.__('Dask dashboard'), when: ['active'] },
-  { command: CommandIDs.extend, label: trans => trans.__('Extend'), when: RUNS, own: true },
-  { command: CommandIDs.logs, label: trans => trans.__('Logs'), when: [...RUNS, 'draining', 'suspended', 'ended'] },
-  { command: CommandIDs.share, label: trans => trans.__('Share'), when: ['active'], own: true },
+  {
+    command: CommandIDs.dashboard,
+    label: trans => trans.__('Dask dashboard'),
+    when: ['active'],
+    needs: 'execute'
+  },
+  {
+    command: CommandIDs.extend,
+    label: trans => trans.__('Extend'),
+    when: RUNS,
+    needs: 'write',
+    own: true
+  },
+  {
+    command: CommandIDs.logs,
+    label: trans => trans.__('Logs'),
+    when: [...RUNS, 'draining', 'suspended', 'ended']
+  },
+  {
+    command: CommandIDs.share,
+    label: trans => trans.__('Share'),
+    when: ['active'],
+    needs: 'write',
+    own: true
+  },
   { command: CommandIDs.explain, label: trans => trans.__('Why?'), when: ['pending', 'suspended'] },
   {
     command: CommandIDs.release,
     label: trans => trans.__('Release'),
     when: [...RUNS, 'suspended'],
+    needs: 'write',
     own: true
   },
-  { command: CommandIDs.release, label: trans => trans.__('Withdraw'), when: ['pending'], own: true }
+  {
+    command: CommandIDs.release,
+    label: trans => trans.__('Withdraw'),
+    when: ['pending'],
+    needs: 'write',
+    own: true
+  }
 ];
 
 /** The panel. */
@@ -120,12 +151,11 @@ export function LeaseCard(props: IViewProps & { lease: Lease }): JSX.Element {
       {idle(lease, now) > 0 && (
         <p className="jp-gpupool-Lease-idle" role="status">
           {`⚠ ${trans.__('Idle for %1: it ends if it stays so.', duration(idle(lease, now)))} `}
-          <button
-            className="jp-gpupool-Button"
-            onClick={() => void props.commands.execute(CommandIDs.keep, { lease: lease.id })}
-          >
-            {trans.__('Keep')}
-          </button>
+          <Button
+            label={trans.__('Keep')}
+            press={() => void props.commands.execute(CommandIDs.keep, { lease: lease.id })}
+            off={forbidden(model, 'write', trans)}
+          />
         </p>
       )}
       {lease.holds.count > 0 && !lease.interactive && (
@@ -263,13 +293,13 @@ function Actions(props: IViewProps & { lease: Lease; mine: boolean }): JSX.Eleme
   return (
     <div className="jp-gpupool-Actions" role="group" aria-label={trans.__('Actions on %1', lease.name)}>
       {fit.map(each => (
-        <button
+        <Button
           key={each.label(trans)}
-          className={`jp-gpupool-Button${each.main ? ' jp-mod-main' : ''}`}
-          onClick={() => void commands.execute(each.command, { lease: lease.id })}
-        >
-          {each.label(trans)}
-        </button>
+          label={each.label(trans)}
+          press={() => void commands.execute(each.command, { lease: lease.id })}
+          off={each.needs && forbidden(model, each.needs, trans)}
+          main={each.main}
+        />
       ))}
     </div>
   );

@@ -17,7 +17,18 @@ import { ISignal, Signal } from '@lumino/signaling';
 
 import { API_PATH, call, ICallOptions, Problem } from './request';
 import type { IPoolModel, IStand, Topic } from './tokens';
-import type { Change, Device, Explanation, HealthAction, Lease, Log, Notice, Pool, Request } from './types';
+import type {
+  Change,
+  Device,
+  Explanation,
+  HealthAction,
+  Hour,
+  Lease,
+  Log,
+  Notice,
+  Pool,
+  Request
+} from './types';
 import type { Project, UsageRow, Waiting } from './types';
 import type * as Wire from './wire';
 
@@ -83,6 +94,9 @@ export class PoolModel extends VDomModel implements IPoolModel {
   }
   get usage(): readonly UsageRow[] {
     return this._usage;
+  }
+  get history(): readonly Hour[] {
+    return this._history;
   }
   get problem(): Problem | null {
     return this._problem;
@@ -322,6 +336,9 @@ export class PoolModel extends VDomModel implements IPoolModel {
     },
     usage: async model => {
       model._usage = (await model._call<Wire.Usage>('GET', ['usage'])).usage;
+    },
+    history: async model => {
+      model._history = (await model._call<Wire.History>('GET', ['history'])).hours;
     }
   };
 
@@ -335,6 +352,7 @@ export class PoolModel extends VDomModel implements IPoolModel {
   private _queue: Waiting[] = [];
   private _projects: Project[] = [];
   private _usage: UsageRow[] = [];
+  private _history: Hour[] = [];
   private _problem: Problem | null = null;
   private _known = new Set<Topic>();
   /** What has been asked for anew since its reading began. */

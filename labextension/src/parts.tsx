@@ -31,6 +31,31 @@ export function Meter(props: { label: string; value: number; most: number; text:
   );
 }
 
+/** The id of the words that say why buttons are off. */
+export const READ_ONLY_ID = 'jp-gpupool-read-only';
+
+/** A button; one that would be refused is off, and says why. */
+export function Button(props: {
+  label: string;
+  press: () => void;
+  /** Why it would be refused; empty: it would not. */
+  off?: string;
+  main?: boolean;
+}): JSX.Element {
+  const { label, press, off, main } = props;
+  return (
+    <button
+      className={`jp-gpupool-Button${main ? ' jp-mod-main' : ''}`}
+      disabled={Boolean(off)}
+      title={off || undefined}
+      aria-describedby={off ? READ_ONLY_ID : undefined}
+      onClick={press}
+    >
+      {label}
+    </button>
+  );
+}
+
 /** How far something is that ends by itself. */
 export function Progress(props: { label: string; done: number; of: number }): JSX.Element {
   return (
@@ -93,17 +118,15 @@ function OutOfReach(props: IViewProps): JSX.Element {
     <>
       {model.problem && <Fault problem={model.problem} trans={trans} />}
       <div className="jp-gpupool-Actions">
-        {stand?.can_start && stand.may.execute && (
-          <button
-            className="jp-gpupool-Button jp-mod-main"
-            onClick={() => void model.reach(true).catch(() => undefined)}
-          >
-            {trans.__('Start a pool here')}
-          </button>
+        {stand?.can_start && (
+          <Button
+            label={trans.__('Start a pool here')}
+            press={() => void model.reach(true).catch(() => undefined)}
+            off={stand.may.execute ? '' : trans.__('This Jupyter server does not let you start a pool.')}
+            main
+          />
         )}
-        <button className="jp-gpupool-Button" onClick={() => void again(model)}>
-          {trans.__('Try again')}
-        </button>
+        <Button label={trans.__('Try again')} press={() => void again(model)} />
       </div>
     </>
   );

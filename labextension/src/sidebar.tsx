@@ -17,9 +17,10 @@ import { HealthView } from './health';
 import { HistoryView } from './history';
 import { poolIcon } from './icons';
 import { LeasesView } from './leases';
-import type { IViewProps } from './parts';
+import { Button, IViewProps, READ_ONLY_ID } from './parts';
 import { Free, PoolView } from './pool';
 import { QueueView } from './queue';
+import { forbidden } from './rights';
 import { CommandIDs, IPoolModel, Topic } from './tokens';
 
 /** A view that watches what it shows while it can be seen. */
@@ -136,7 +137,7 @@ function sections(trans: TranslationBundle, sent: () => void): ISection[] {
     {
       id: 'history',
       title: trans.__('History'),
-      topics: ['pool', 'leases'],
+      topics: ['pool', 'leases', 'history'],
       draw: props => <HistoryView {...props} />,
       open: false,
       part: 3
@@ -236,6 +237,7 @@ function Header(props: IViewProps): JSX.Element {
   if (!pool) {
     return <></>;
   }
+  const off = forbidden(model, 'write', trans);
   return (
     <div className="jp-gpupool-Header">
       <Free pool={pool} trans={trans} />
@@ -249,14 +251,17 @@ function Header(props: IViewProps): JSX.Element {
           {trans.__('All people of this pool run as one user and are trusted.')}
         </p>
       )}
-      {model.stand?.may.write !== false && (
-        <button
-          className="jp-gpupool-Button jp-mod-main"
-          onClick={() => void commands.execute(CommandIDs.request)}
-        >
-          {trans.__('Request GPUs')}
-        </button>
+      {off && (
+        <p id={READ_ONLY_ID} className="jp-gpupool-Simulated">
+          {off}
+        </p>
       )}
+      <Button
+        label={trans.__('Request GPUs')}
+        press={() => void commands.execute(CommandIDs.request)}
+        off={off}
+        main
+      />
     </div>
   );
 }

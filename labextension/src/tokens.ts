@@ -13,6 +13,7 @@ import type {
   Device,
   Explanation,
   HealthAction,
+  Hour,
   Lease,
   Log,
   Notice,
@@ -24,7 +25,7 @@ import type {
 } from './types';
 
 /** What a view can ask to be kept up to date; nothing is read that nobody watches. */
-export type Topic = 'pool' | 'devices' | 'leases' | 'everyone' | 'queue' | 'projects' | 'usage';
+export type Topic = 'pool' | 'devices' | 'leases' | 'everyone' | 'queue' | 'projects' | 'usage' | 'history';
 
 /** How the Jupyter server stands with its pool. */
 export interface IStand {
@@ -55,6 +56,8 @@ export interface IPoolModel extends VDomRenderer.IModel {
   readonly queue: readonly Waiting[];
   readonly projects: readonly Project[];
   readonly usage: readonly UsageRow[];
+  /** What I used in each hour of the last two weeks; hours in which I used nothing are left out. */
+  readonly history: readonly Hour[];
   /** Why the pool cannot be read; null: it can. */
   readonly problem: Problem | null;
   /** Whether a topic has been read at least once. */

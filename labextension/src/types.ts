@@ -15,6 +15,7 @@ export type Slice = Wire.Lease['slices'][number];
 export type LeaseState = Wire.Lease['state'];
 export type Waiting = Wire.Queue['queue'][number];
 export type Notice = Wire.Notices['notices'][number];
+export type Hour = Wire.History['hours'][number];
 export type UsageRow = Wire.Usage['usage'][number];
 export type Project = Wire.ProjectsNow['projects'][number];
 export type HealthAction = Wire.Health['action'];

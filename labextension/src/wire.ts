@@ -261,6 +261,16 @@ export interface Usage {
   reclaims: number;
 }
 
+export interface History {
+  user: string;
+  now: number;
+  hours: {
+    time: number;
+    used: number;
+    idle: number;
+  }[];
+}
+
 export interface Notices {
   notices: {
     seq: number;
