@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import ssl
 
-import httpx
 import pytest
 
 from jupyter_gpupool.controller import api, keys
 from jupyter_gpupool.controller.api import Limits
 from jupyter_gpupool.core.model import LeaseState
 from tests import controller_kit
+from tests.bench.api_load import Connection
 from tests.controller_kit import running
 from tests.pool_helpers import node
 
@@ -38,32 +38,28 @@ async def test_five_hundred_leases_of_a_hundred_users_come_and_go_at_once(tmp_pa
     monkeypatch.setattr(controller_kit, "PEOPLE", {**controller_kit.PEOPLE, **people})
     nodes = [node(f"node-{n}", 8) for n in range(25)]
     async with running(tmp_path, *nodes) as kit:
-        await kit.client.aclose()
-        many = httpx.Limits(max_connections=USERS)
-        kit.client = httpx.AsyncClient(base_url=kit.api.url, verify=kit.context, timeout=120, limits=many)
 
-        async def come_and_go(number: int) -> str:
-            bearer = {"Authorization": f"Bearer {kit.tokens[f'user{number % USERS}']}"}
-            body = {"gpus": 1 + number % 3, "name": f"n{number}", "cpus": 0.1, "memory": "1GB"}
-            once = {**bearer, "Idempotency-Key": f"k{number}"}
-            times = 1 if number % 10 else 2
-            sent = [kit.client.post("/v1/requests", json=body, headers=once) for _ in range(times)]
-            answered = await asyncio.gather(*sent)
-            assert {each.status_code for each in answered} == {201}, answered[0].text
-            [ident] = {each.json()["id"] for each in answered}
-            if not number % 50:
-                await answers(kit)
-            gone = await kit.client.delete(f"/v1/leases/{ident}", headers=bearer)
-            assert gone.status_code == 204
-            return ident
+        async def come_and_go(user: int) -> list[str]:
+            """Request, request again as if no answer had come, and give back; over and over."""
+            token, idents = kit.tokens[f"user{user}"], []
+            connection = Connection(kit.api.port, kit.context)
+            for number in range(LEASES // USERS):
+                body = {"gpus": 1 + number % 3, "name": f"n{number}", "cpus": 0.1, "memory": "1GB"}
+                for _ in range(1 if number else 2):
+                    once = {"Idempotency-Key": f"k{number}"}
+                    status, lease = await connection.call("POST", "/v1/requests", token, body, once)
+                    assert status == 201, lease
+                    idents.append(lease["id"])
+                assert (await connection.call("DELETE", f"/v1/leases/{lease['id']}", token))[0] == 204
+            connection.close()
+            return idents
 
-        idents = await asyncio.gather(*(come_and_go(number) for number in range(LEASES)))
+        found = await asyncio.gather(*(come_and_go(user) for user in range(USERS)), answers(kit))
         pool = kit.controller.pool
         pool.validate()
-        assert len(set(idents)) == LEASES == len(pool.leases)
+        assert len({ident for idents in found[:-1] for ident in idents}) == LEASES == len(pool.leases)
         assert {each.state for each in pool.leases.values()} == {LeaseState.ENDED}
-        status = (await kit.call("adm", "GET", "/v1/pool")).data
-        assert status["gpus_free"] == 200
+        assert (await kit.call("adm", "GET", "/v1/pool")).data["gpus_free"] == 200
 
 
 async def test_a_client_that_never_reads_keeps_nobody_waiting(tmp_path):

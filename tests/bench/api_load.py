@@ -53,15 +53,18 @@ class Connection:
         self._context = context
         self._streams: Any = None
 
-    async def call(self, method: str, path: str, token: str, body: Any = None) -> tuple[int, Any]:
+    async def call(
+        self, method: str, path: str, token: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, Any]:
         """Make a call and return the answer's status and JSON."""
+        more = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
         if self._streams is None:
             self._streams = await asyncio.open_connection("127.0.0.1", self._port, ssl=self._context)
         reader, writer = self._streams
         content = json.dumps(body).encode() if body is not None else b""
         writer.write(
             f"{method} {path} HTTP/1.1\r\nHost: pool\r\nAuthorization: Bearer {token}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+            f"{more}Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n".encode()
             + content
         )
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
