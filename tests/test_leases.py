@@ -14,7 +14,7 @@ import pytest
 
 from jupyter_gpupool.core.model import encode
 from jupyter_gpupool.node import guard
-from tests.leasing import LONGEST, Node, running
+from tests.leasing import LONGEST, Lease, Node, running
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +159,19 @@ def test_a_host_that_dies_is_a_slice_that_has_failed(node):
         os.kill(pid, signal.SIGKILL)
         failed = node.wait_failed("slice_failed", slice=lease.parts[0].id)
         assert "its process ended with status -9" in failed["why"]
+
+
+def test_a_slice_that_was_seen_gone_is_never_started_again(node):
+    """An order that crossed the report on its way would start it on a GPU that is another lease's by then."""
+    lease = Lease(node, "over")
+    part = lease.parts[0]
+    node.obey("stop_slice", lease="over", slice=part.id)
+    node.wait("slice_freed", slice=part.id)
+    late = {"user": lease.user, "address": lease.address, "credentials": lease.keys, "options": {}}
+    node.obey("start_worker", lease="over", slice=encode(part), **late)
+    node.wait("slice_freed", slice=part.id)
+    assert part.id not in node.leases._table.entries
+    lease.end()
 
 
 def test_a_scheduler_that_dies_is_reported_and_can_be_started_anew(node):

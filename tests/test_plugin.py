@@ -206,6 +206,25 @@ async def test_what_a_node_runs_and_nobody_knows_is_ended(controller):
 
 
 @pytest.mark.asyncio
+async def test_what_is_left_of_a_scheduler_that_nobody_wants_is_ended(controller):
+    """It failed where it was started, and the lease has ended or lives elsewhere by now."""
+    wired = connect(controller, a_node(), head=True, remains=["L9"])
+    assert wired.orders() == [{"order": "end_lease", "lease": "L9"}]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("report", [{"report": "slice_started"}, {"report": "slice_failed", "why": "no"}])
+async def test_a_slice_that_starts_or_fails_after_the_pool_has_given_it_up_is_ended(controller, report):
+    wired = connect(controller, a_node(), head=True)
+    start_lease(controller)
+    say(controller, "node-1", {**report, "slice": "L1/7"}, first=300)
+    assert wired.orders()[-1] == {"order": "stop_slice", "lease": "L1", "slice": "L1/7"}
+    sent = len(wired.orders())
+    say(controller, "node-1", {"report": "slice_started", "slice": "L1/0"}, first=301)
+    assert len(wired.orders()) == sent, "one that it knows is left alone"
+
+
+@pytest.mark.asyncio
 async def test_a_grant_before_the_head_has_come_is_carried_out_when_it_comes(controller):
     connect(controller, a_node("node-2"))
     controller.submit(RequestSubmitted(now=controller.clock.now(), request=a_request()))

@@ -28,6 +28,8 @@ from jupyter_gpupool.core.model import (
     Notice,
     Notify,
     Reading,
+    SliceFailed,
+    SliceStarted,
     Verdict,
     VerdictChanged,
     decode,
@@ -113,6 +115,14 @@ class Hearing:
             if isinstance(event, LeaseStarted):
                 self._controller.keys.note_dashboard(event.lease, str(report.get("dashboard", "")))
             self._controller.submit(event, heard=_heard(node, report))
+            if isinstance(event, SliceStarted | SliceFailed):
+                self._end_if_unknown(node, event.slice)
+
+    def _end_if_unknown(self, node: str, ident: str) -> None:
+        """End a slice that the pool has given up and a node has started all the same."""
+        lease = ident.rpartition("/")[0]
+        if self._node_of_slice(ident) == "":
+            self._controller.agents.tell(node, {"order": "stop_slice", "lease": lease, "slice": ident})
 
     def is_known(self, event: VerdictChanged) -> bool:
         """Whether a verdict is only said again, as agents do at each connection."""
@@ -133,7 +143,7 @@ class Hearing:
         self._controller.submit(event)
         running = {str(each) for each in report.get("leases") or ()}
         self._tell_of_lost_schedulers(node, running)
-        self._end_unknown_schedulers(node, running)
+        self._end_unknown_schedulers(node, running | {str(each) for each in report.get("remains") or ()})
         self._controller.again(node)
         self._controller.fitness.greet(node)
         for refused in report.get("refused") or ():

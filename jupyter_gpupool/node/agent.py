@@ -265,6 +265,7 @@ class Agent:
             "head": self._settings.head,
             "adopted": list(slices),
             "leases": list(leases),
+            "remains": list(self._leases.remains()),
             "refused": refused,
         }
 

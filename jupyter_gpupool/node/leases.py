@@ -34,6 +34,8 @@ ALONE = 86_400.0
 #: Seconds that a lease's scheduler has to answer after the deadline of a drain; it runs its owner's code, and
 #: may hang.
 _SILENCE = 10.0
+#: So many slices that are over are remembered.
+_OVER = 10_000
 #: What a process says when it works, and what of that is kept.
 _WORKS = {"ready": ("address", "dashboard"), "started": ("worker", "layers")}
 
@@ -119,6 +121,8 @@ class Leases:
         self._tasks: set[asyncio.Task[Any]] = set()
         #: Slices that a scheduler has been told to drain, until it has said that it is done.
         self._draining: dict[str, asyncio.Event] = {}
+        #: Slices that have been seen gone: over for good, whatever order is still on its way.
+        self._over: dict[str, None] = {}
 
     # --------------------------------------------------------------------------------------- the agent's side
 
@@ -175,6 +179,11 @@ class Leases:
             tuple(each.key for each in entries if not each.is_scheduler),
             tuple(each.key for each in entries if each.is_scheduler and each.state in (STARTING, RUNNING)),
         )
+
+    def remains(self) -> tuple[str, ...]:
+        """Answer with the leases whose scheduler is still on the list and does not work."""
+        there = self._table.entries.values()
+        return tuple(each.key for each in there if each.is_scheduler and each.state == FAILED)
 
     def parts(self) -> list[dict[str, Any]]:
         """Answer with the slices that are here, as `core.model.encode` writes them."""
@@ -362,6 +371,9 @@ class Leases:
         self, entry: Entry, order: dict[str, Any], make_spec: Callable[[], dict[str, Any]]
     ) -> None:
         async with self._lock(entry.key):
+            if entry.key in self._over:
+                self._say_freed(entry)
+                return
             there = self._table.entries.get(entry.key)
             if there is not None and there.state != FAILED:
                 if entry.scheduler and not there.scheduler:
@@ -471,6 +483,13 @@ class Leases:
         self.shares.overheads.forget(entry.key)
         self._table.note()
         await asyncio.to_thread(self._processes.remove_folder, entry.lease)
+        if not entry.is_scheduler:
+            self._over[entry.key] = None
+            if len(self._over) > _OVER:
+                del self._over[next(iter(self._over))]
+        self._say_freed(entry)
+
+    def _say_freed(self, entry: Entry) -> None:
         if entry.is_scheduler:
             self._report({"report": "lease_freed", "lease": entry.lease})
         else:
