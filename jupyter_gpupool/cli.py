@@ -20,6 +20,7 @@ from traitlets import Unicode
 from jupyter_gpupool import __version__, commands
 from jupyter_gpupool._http import PoolError
 from jupyter_gpupool.cli_pool import OWN
+from jupyter_gpupool.cli_replay import REPLAYS
 from jupyter_gpupool.commands import Argument, Command, Misuse, asks_help
 from jupyter_gpupool.upkeep import UPKEEP
 
@@ -126,7 +127,7 @@ def _sub_application(command: Command) -> type[GPUPoolCommand]:
 
 
 #: What only runs a pool comes first, then what uses one.
-ALL: tuple[Command, ...] = (*OWN, *UPKEEP, *commands.COMMANDS)
+ALL: tuple[Command, ...] = (*OWN, *REPLAYS, *UPKEEP, *commands.COMMANDS)
 GPUPoolApp.subcommands = {each.name: (_sub_application(each), each.help) for each in ALL}
 
 

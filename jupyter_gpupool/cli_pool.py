@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from jupyter_gpupool.client import Pool
 
 
-def _option(flags: str, help: str, metavar: str = "", **options: Any) -> Argument:  # noqa: A002 - argparse's word
+def option(flags: str, help: str, metavar: str = "", **options: Any) -> Argument:  # noqa: A002 - argparse's word
+    """An option, or a positional argument, of a command of the terminal; without a metavar, a switch."""
     flag, *more = flags.split()
     name = options.pop("name", flag.lstrip("-").replace("-", "_"))
     if not metavar and flag.startswith("-"):
@@ -119,14 +120,14 @@ def _stop(_: None, args: Namespace) -> str:
 def _backup(_: None, args: Namespace) -> str:
     from jupyter_gpupool.controller.backup import backup
 
-    return _journaled(lambda: backup(_journal(args), args.file), f"{args.file} is a good backup with {{}}.")
+    return _journaled(lambda: backup(journal(args), args.file), f"{args.file} is a good backup with {{}}.")
 
 
 def _put_back(_: None, args: Namespace) -> str:
     from jupyter_gpupool.controller.backup import put_back
 
     said = "The pool goes on from {} at its next start; what was there before is kept beside it."
-    return _journaled(lambda: put_back(args.file, _journal(args)), said)
+    return _journaled(lambda: put_back(args.file, journal(args)), said)
 
 
 def _journaled(work: Callable[[], dict[str, Any]], said: str) -> str:
@@ -140,7 +141,8 @@ def _journaled(work: Callable[[], dict[str, Any]], said: str) -> str:
     return said.format(f"all that happened up to event {found['last']}")
 
 
-def _journal(args: Namespace) -> Path:
+def journal(args: Namespace) -> Path:
+    """The journal that a command is about: in `--dir`, or of the pool on this machine."""
     from jupyter_gpupool import embedded
 
     return Path(args.dir or embedded.directory() / "controller") / "journal.sqlite"
@@ -269,23 +271,32 @@ def _drill(pool: Pool, args: Namespace) -> str:
 
 
 def _set_projects(pool: Pool, args: Namespace) -> Any:
+    return pool.set_projects(**projects_file(args.file))
+
+
+def projects_file(file: str) -> dict[str, Any]:
+    """Read a file of projects and defaults.
+
+    Raises:
+        Misuse: It cannot be read, or is something else.
+    """
     import yaml
 
     try:
-        said = yaml.safe_load(Path(args.file).read_text(encoding="utf-8"))
+        said = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not text"
-        raise Misuse(f"{args.file} cannot be read: {why}.") from error
+        raise Misuse(f"{file} cannot be read: {why}.") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        raise Misuse(f"{args.file} is not YAML{f', see line {mark.line + 1}' if mark else ''}.") from error
+        raise Misuse(f"{file} is not YAML{f', see line {mark.line + 1}' if mark else ''}.") from error
     said = {"projects": said} if isinstance(said, list) else said
     if not isinstance(said, dict) or not said or set(said) - {"projects", "defaults"}:
         raise Misuse(
-            f"{args.file} must have `projects:`, such as `projects: [{{name: vision, quota: 4}}]`, or"
+            f"{file} must have `projects:`, such as `projects: [{{name: vision, quota: 4}}]`, or"
             " `defaults:`, such as `defaults: {grace: 5m}`."
         )
-    return pool.set_projects(**said)
+    return said
 
 
 def _get_projects(pool: Pool, _: Namespace) -> str:
@@ -295,7 +306,7 @@ def _get_projects(pool: Pool, _: Namespace) -> str:
 
 
 _PROG = "jupyter gpupool"
-_FOLDER = _option("--dir", "the controller's folder (default: that of the pool on this machine)", "PATH")
+_FOLDER = option("--dir", "the controller's folder (default: that of the pool on this machine)", "PATH")
 
 #: What only a terminal has, in the order in which it is needed.
 OWN: tuple[Command, ...] = (
@@ -303,21 +314,21 @@ OWN: tuple[Command, ...] = (
         name="start",
         help="Start a pool on this machine, and print the lines by which others come to it.",
         arguments=(
-            _option("--host", "listen here for people and agents (default: 127.0.0.1)", "ADDRESS"),
-            _option(
+            option("--host", "listen here for people and agents (default: 127.0.0.1)", "ADDRESS"),
+            option(
                 "--port",
                 "of the HTTP API (default: any that is free; the same again later)",
                 "PORT",
                 type=_port,
             ),
-            _option("--comm-port", "for agents (default: as above)", "PORT", type=_port),
-            _option("--name", "the name by which others reach this machine", "NAME"),
-            _option(
+            option("--comm-port", "for agents (default: as above)", "PORT", type=_port),
+            option("--name", "the name by which others reach this machine", "NAME"),
+            option(
                 "--simulate", 'simulate GPUs even where there are real ones: "2x4" nodes and GPUs', "SHAPE"
             ),
-            _option("--hub-api-url", "the people of this JupyterHub are the pool's too", "URL"),
-            _option("--trust-users", "serve many people even where leases cannot run as their OS users"),
-            _option("--no-gpus", "this machine has none to give; it only runs the pool for others"),
+            option("--hub-api-url", "the people of this JupyterHub are the pool's too", "URL"),
+            option("--trust-users", "serve many people even where leases cannot run as their OS users"),
+            option("--no-gpus", "this machine has none to give; it only runs the pool for others"),
         ),
         run=_start,
         pool=False,
@@ -325,21 +336,21 @@ OWN: tuple[Command, ...] = (
     Command(
         name="stop",
         help="End the pool on this machine, with all its leases.",
-        arguments=(_option("--keep-leases", "end controller and agents only, say for an upgrade"),),
+        arguments=(option("--keep-leases", "end controller and agents only, say for an upgrade"),),
         run=_stop,
         pool=False,
     ),
     Command(
         name="backup",
         help="Copy the journal of the pool on this machine, which may run meanwhile, to a new file.",
-        arguments=(_option("file", "the new file; keep it safe, leases' keys are in it", "FILE"), _FOLDER),
+        arguments=(option("file", "the new file; keep it safe, leases' keys are in it", "FILE"), _FOLDER),
         run=_backup,
         pool=False,
     ),
     Command(
         name="restore",
         help="Put a backup in the place of the journal of the pool on this machine, which must not run.",
-        arguments=(_option("file", "the backup", "FILE"), _FOLDER),
+        arguments=(option("file", "the backup", "FILE"), _FOLDER),
         run=_put_back,
         pool=False,
     ),
@@ -347,15 +358,15 @@ OWN: tuple[Command, ...] = (
         name="agent",
         help="Let this machine join a pool with its GPUs (runs until it is ended).",
         arguments=(
-            _option(
+            option(
                 "line", "the line that `jupyter gpupool start` printed (not needed again)", "LINE", nargs="?"
             ),
-            _option("--name", "the node's name (default: the host's)", "NAME"),
-            _option("--dir", "the agent's files (default: in Jupyter's data folder)", "PATH"),
-            _option("--address", "by which other machines reach this one", "ADDRESS"),
-            _option("--interface", "leases listen on this interface only", "NAME"),
-            _option("--ports", "leases take their ports from these: 40000-40999", "FIRST-LAST"),
-            _option("--log", "write here instead of to standard error", "FILE"),
+            option("--name", "the node's name (default: the host's)", "NAME"),
+            option("--dir", "the agent's files (default: in Jupyter's data folder)", "PATH"),
+            option("--address", "by which other machines reach this one", "ADDRESS"),
+            option("--interface", "leases listen on this interface only", "NAME"),
+            option("--ports", "leases take their ports from these: 40000-40999", "FIRST-LAST"),
+            option("--log", "write here instead of to standard error", "FILE"),
         ),
         run=_agent,
         pool=False,
@@ -363,7 +374,7 @@ OWN: tuple[Command, ...] = (
     Command(
         name="login",
         help="Make a pool the one that you use from this account.",
-        arguments=(_option("line", "the line that an administrator gave you", "LINE"),),
+        arguments=(option("line", "the line that an administrator gave you", "LINE"),),
         run=_login,
         pool=False,
     ),
@@ -371,22 +382,22 @@ OWN: tuple[Command, ...] = (
         name="simulate",
         help="Break simulated GPUs, and repair them.",
         arguments=(
-            _option("action", ", ".join(_SIMULATE), "ACTION", choices=list(_SIMULATE)),
-            _option("device", "gpu3, node-1/gpu3 or a UUID", "DEVICE", nargs="?"),
-            _option(
+            option("action", ", ".join(_SIMULATE), "ACTION", choices=list(_SIMULATE)),
+            option("device", "gpu3, node-1/gpu3 or a UUID", "DEVICE", nargs="?"),
+            option(
                 "value",
                 "FIELD=VALUE, for set: temperature=95, ecc_uncorrected=1, remap_pending=1 …",
                 "VALUE",
                 nargs="?",
             ),
-            _option(
+            option(
                 "--xid",
                 "what the driver announces (default: 79, fallen off the bus)",
                 "N",
                 type=int,
                 default=79,
             ),
-            _option("--seconds", "for hang (default: 60)", "S", type=float, default=60.0),
+            option("--seconds", "for hang (default: 60)", "S", type=float, default=60.0),
         ),
         run=_simulate,
         pool=False,
@@ -395,9 +406,9 @@ OWN: tuple[Command, ...] = (
         name="token",
         help="Let people in, or out again.",
         arguments=(
-            _option("action", "new USER, list, revoke ID", "ACTION", choices=["new", "list", "revoke"]),
-            _option("who", "a user, or the id of a token", "WHO", nargs="?"),
-            _option("--admin", "the user may change the pool and see everybody's leases"),
+            option("action", "new USER, list, revoke ID", "ACTION", choices=["new", "list", "revoke"]),
+            option("who", "a user, or the id of a token", "WHO", nargs="?"),
+            option("--admin", "the user may change the pool and see everybody's leases"),
         ),
         run=_token,
     ),
@@ -405,7 +416,7 @@ OWN: tuple[Command, ...] = (
         name="set-projects",
         help="Put the projects with quotas, or the defaults, that a file has in place of the present ones.",
         arguments=(
-            _option("file", "YAML: projects under `projects:`, numbers for all under `defaults:`", "FILE"),
+            option("file", "YAML: projects under `projects:`, numbers for all under `defaults:`", "FILE"),
         ),
         run=_set_projects,
     ),
@@ -418,9 +429,9 @@ OWN: tuple[Command, ...] = (
         name="drill",
         help="Break a GPU for practice, to see its work move; on real GPUs only the pool believes it.",
         arguments=(
-            _option("device", "gpu3, node-1/gpu3 or a UUID", "DEVICE"),
-            _option("--xid", "which fault (default: 79, fallen off the bus)", "N", type=int, default=79),
-            _option("--end", "end the drill: the GPU is whole again"),
+            option("device", "gpu3, node-1/gpu3 or a UUID", "DEVICE"),
+            option("--xid", "which fault (default: 79, fallen off the bus)", "N", type=int, default=79),
+            option("--end", "end the drill: the GPU is whole again"),
         ),
         run=_drill,
     ),

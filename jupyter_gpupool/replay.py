@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import gzip
 import heapq
+import math
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -49,6 +50,7 @@ from jupyter_gpupool.core.model import (
     Tick,
 )
 from jupyter_gpupool.core.pool import Pool
+from jupyter_gpupool.core.quotas import effective
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -72,7 +74,9 @@ class Job:
     user: str
     arrival: int
     duration: int
+    #: Slices, and thousandths of a GPU of each.
     gpus: int
+    milli: int = WHOLE
     #: Work that is left; since when it runs (-1: it does not); how often its run was stopped.
     left: int = 0
     running: int = -1
@@ -84,6 +88,11 @@ class Job:
     refused: bool = False
     #: From when to when it has run.
     runs: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        """Thousandths of GPUs in all."""
+        return self.gpus * self.milli
 
 
 @dataclass(slots=True)
@@ -100,42 +109,98 @@ class Played:
     events: int = 0
 
 
+class TraceError(ValueError):
+    """A trace cannot be read; the sentence says where, and what is wanted."""
+
+
 def read(path: Path) -> list[Job]:
     """Read a trace: CSV with `timestamp` (ISO, or seconds), `duration` (s), `gpus`; maybe `project`, `user`.
 
     `num_gpus` and `cluster` are taken for `gpus` and `project`, as in published traces; `.gz` is unpacked.
+    `gpus` is a whole number, or less than one for a share of a GPU.
 
     Raises:
-        ValueError: A row that is none of this, with its number.
+        TraceError: There is no such file, it is no such table, or a row of it is none of this.
     """
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-        rows = [_job(number, row) for number, row in enumerate(csv.DictReader(file), start=2)]
-    rows.sort(key=lambda each: (each.arrival, each.id))
-    begin = rows[0].arrival if rows else 0
-    for job in rows:
-        job.arrival -= begin
-    return rows
-
-
-def _job(number: int, row: dict[str, str]) -> Job:
     try:
-        when = row["timestamp"]
-        seconds = (
-            float(when) if when.replace(".", "", 1).isdigit() else datetime.fromisoformat(when).timestamp()
-        )
-        duration = max(1, round(float(row["duration"]) * SECOND))
+        with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
+            rows = csv.DictReader(file)
+            _columns(path, rows.fieldnames or [])
+            jobs = [_job(path, number, row) for number, row in enumerate(rows, start=2)]
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        why = getattr(error, "strerror", None) or "it is no CSV table"
+        raise TraceError(f"{path} cannot be read: {why}.") from error
+    if not jobs:
+        raise TraceError(f"{path} has no requests: a row each, with {', '.join(COLUMNS)}.")
+    jobs.sort(key=lambda each: (each.arrival, each.id))
+    begin = jobs[0].arrival
+    for job in jobs:
+        job.arrival -= begin
+    return jobs
+
+
+#: The columns of a trace that must be there, with the names that are understood.
+COLUMNS = {"timestamp": ("timestamp",), "duration": ("duration",), "gpus": ("gpus", "num_gpus")}
+
+
+def _columns(path: Path, names: Sequence[str]) -> None:
+    for wanted, known in COLUMNS.items():
+        if not any(name in names for name in known):
+            raise TraceError(
+                f"{path} has no column {wanted}: a trace has {', '.join(COLUMNS)} and maybe project, user."
+            )
+
+
+def _job(path: Path, number: int, row: dict[str, str]) -> Job:
+    try:
         project = row.get("project") or row.get("cluster") or "default"
+        count, milli = _gpus(row.get("gpus") or row["num_gpus"])
+        duration = _positive(row["duration"])
         return Job(
             id=f"r{number:06d}",
             project=project,
             user=row.get("user") or project,
-            arrival=round(seconds * SECOND),
-            duration=duration,
-            gpus=int(row.get("gpus") or row["num_gpus"]),
-            left=duration,
+            arrival=round(_seconds(row["timestamp"]) * SECOND),
+            duration=max(1, round(duration * SECOND)),
+            gpus=count,
+            milli=milli,
         )
-    except (KeyError, ValueError) as error:
-        raise ValueError(f"Line {number} of the trace is no request: {error!r}.") from error
+    except (KeyError, ValueError, TypeError) as error:
+        raise TraceError(
+            f"Line {number} of {path} is no request: it needs a time (ISO, or seconds), a duration in seconds"
+            " above 0, and a number of GPUs."
+        ) from error
+
+
+def _seconds(text: str) -> float:
+    try:
+        return _finite(text)
+    except ValueError:
+        return datetime.fromisoformat(text).timestamp()
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def _positive(text: str) -> float:
+    value = _finite(text)
+    if value <= 0:
+        raise ValueError(text)
+    return value
+
+
+def _gpus(text: str) -> tuple[int, int]:
+    """How many slices, and thousandths of a GPU of each."""
+    value = _positive(text)
+    if value < 1:
+        return 1, max(1, round(value * WHOLE))
+    if value != int(value):
+        raise ValueError(text)
+    return int(value), WHOLE
 
 
 def equal(jobs: Iterable[Job], gpus: int) -> tuple[Project, ...]:
@@ -162,11 +227,17 @@ def nodes(gpus: int, width: int = 8) -> list[Node]:
 def configuration(
     policy: str, projects: tuple[Project, ...], defaults: Defaults
 ) -> tuple[tuple[Project, ...], Defaults]:
-    """What makes the pool follow a policy: `ours`, `fifo` (nobody passes), `quota-only` (nobody borrows)."""
+    """What makes the pool follow a policy: `ours`, `fifo` (nobody passes), `quota-only` (nobody borrows).
+
+    Everybody may use every project, for as long as the trace has them run.
+    """
+    projects = tuple(replace(each, members=(ANY,), default_time=0, max_time=0) for each in projects)
     if policy == "fifo":
         return (Project(name="all"),), replace(defaults, passing=False)
     if policy == "quota-only":
-        return tuple(replace(each, limit=each.quota) for each in projects), replace(defaults, passing=False)
+        sure = effective(projects)
+        kept = [replace(each, limit=tuple(sure[each.name].items()) or ((ANY, 0),)) for each in projects]
+        return tuple(kept), replace(defaults, passing=False)
     return projects, defaults
 
 
@@ -180,6 +251,7 @@ class Player:
         policy: str,
         projects: tuple[Project, ...],
         *,
+        defaults: Defaults | None = None,
         look: Callable[[PoolEvent | Instruction, int], None] | None = None,
     ) -> None:
         self.jobs = {job.id: replace(job, left=job.duration, runs=[]) for job in jobs}
@@ -192,7 +264,7 @@ class Player:
         self.due: list[tuple[int, int, str, str, int]] = []
         self.number = 0
         longest = max(LIMITS)
-        defaults = Defaults(max_time=longest, time_limit=DAY, idle_timeout=-1)
+        defaults = replace(defaults or Defaults(), max_time=longest, time_limit=DAY, idle_timeout=-1)
         projects, defaults = configuration(policy, projects, defaults)
         self.send(ConfigChanged(now=0, projects=projects, defaults=defaults))
         for node in nodes(gpus):
@@ -249,6 +321,7 @@ class Player:
             project=project,
             name=job.id,
             count=job.gpus,
+            milli=job.milli,
             time_limit=limit,
             arrived=self.now,
         )
@@ -261,6 +334,11 @@ class Player:
             job.started = self.now if job.started < 0 else job.started
             self.at(self.now + job.left, "finish", ident, job.epoch)
 
+    def finish(self, job: Job) -> None:
+        """A job's work is done."""
+        job.runs.append((job.running, self.now))
+        job.finished, job.running = self.now, -1
+
     def stop(self, ident: str) -> None:
         """A job's work is interrupted; going on will cost something."""
         job = self.jobs[ident]
@@ -269,7 +347,7 @@ class Player:
         job.left -= self.now - job.running
         again = min(RESTART, job.duration - job.left)
         job.left += again
-        self.played.lost += again * job.gpus * WHOLE
+        self.played.lost += again * job.size
         job.runs.append((job.running, self.now))
         job.running = -1
         job.suspended += 1
@@ -298,7 +376,10 @@ def _stop(player: Player, order: StopSlice) -> list[PoolEvent]:
 
 def _end(player: Player, order: EndLease) -> list[PoolEvent]:
     job = player.jobs[order.lease]
-    if job.finished < 0:
+    if job.finished < 0 and 0 <= job.running <= player.now - job.left:
+        # Its work and its time limit end in the same moment.
+        player.finish(job)
+    elif job.finished < 0:
         player.stop(order.lease)
         job.refused = True
     return [LeaseFreed(now=player.now, lease=order.lease)]
@@ -328,8 +409,7 @@ def _started(player: Player, ident: str, _epoch: int) -> None:
 def _finished(player: Player, ident: str, epoch: int) -> None:
     job = player.jobs[ident]
     if job.epoch == epoch and job.finished < 0:
-        job.runs.append((job.running, player.now))
-        job.finished, job.running = player.now, -1
+        player.finish(job)
         player.send(LeaseReleased(now=player.now, lease=ident))
 
 
@@ -353,6 +433,7 @@ def play(
     policy: str = "ours",
     projects: tuple[Project, ...] = (),
     *,
+    defaults: Defaults | None = None,
     look: Callable[[PoolEvent | Instruction, int], None] | None = None,
 ) -> Played:
     """Replay a trace.
@@ -362,6 +443,8 @@ def play(
         gpus: How many GPUs the pool has.
         policy: One of `POLICIES`.
         projects: The tree; empty: equal quotas for all projects of the trace.
+        defaults: What applies to all requests, but for time limits and idleness.
         look: Called with each pool event and each instruction that follows, in their order, and the time.
     """
-    return Player(jobs, gpus, policy, projects or equal(jobs, gpus), look=look).play()
+    tree = projects or equal(jobs, gpus)
+    return Player(jobs, gpus, policy, tree, defaults=defaults, look=look).play()

@@ -125,7 +125,7 @@ def finishes(jobs: Iterable[Job], gpus: int) -> dict[str, int]:
     """When each request would end if its project had so many GPUs of its own; wider ones are left out."""
     lines: dict[str, list[Job]] = defaultdict(list)
     for job in sorted(jobs, key=lambda each: (each.arrival, each.id)):
-        if job.gpus <= gpus:
+        if job.size <= gpus * WHOLE:
             lines[job.project].append(job)
     found: dict[str, int] = {}
     for line in lines.values():
@@ -135,17 +135,17 @@ def finishes(jobs: Iterable[Job], gpus: int) -> dict[str, int]:
 
 def _in_turn(line: Iterable[Job], gpus: int) -> dict[str, int]:
     """First come, first served on some GPUs; nobody passes."""
-    free, now = gpus, 0
+    free, now = gpus * WHOLE, 0
     running: list[tuple[int, int]] = []
     found: dict[str, int] = {}
     for job in line:
         now = max(now, job.arrival)
-        while free < job.gpus or (running and running[0][0] <= now):
+        while free < job.size or (running and running[0][0] <= now):
             end, count = heapq.heappop(running)
             now, free = max(now, end), free + count
-        free -= job.gpus
+        free -= job.size
         found[job.id] = now + job.duration
-        heapq.heappush(running, (now + job.duration, job.gpus))
+        heapq.heappush(running, (now + job.duration, job.size))
     return found
 
 
@@ -164,8 +164,8 @@ def unfair(job: Job, alone: int) -> bool:
 def utilisation(played: Played) -> float:
     """Work done up to the last arrival, as a part of what all GPUs could do."""
     until = max((job.arrival for job in played.jobs), default=0)
-    done = sum(job.gpus * max(0, min(end, until) - begin) for job in played.jobs for begin, end in job.runs)
-    return (done - played.lost / WHOLE) / (played.gpus * until) if until else 0.0
+    done = sum(job.size * max(0, min(end, until) - begin) for job in played.jobs for begin, end in job.runs)
+    return (done - played.lost) / (played.gpus * WHOLE * until) if until else 0.0
 
 
 def shares(jobs: Sequence[Job], gpus: int, projects: Sequence[Project]) -> tuple[list[float], float]:
@@ -184,10 +184,10 @@ def shares(jobs: Sequence[Job], gpus: int, projects: Sequence[Project]) -> tuple
             _, _, job, kind, sign = changes[at]
             at += 1
             if kind == "run":
-                served[job.project] += sign * job.gpus * WHOLE
+                served[job.project] += sign * job.size
             else:
                 leaf = tree.user(job.project, job.user)
-                tree.ask(leaf, job.id, ((ANY, job.gpus * WHOLE),) if sign > 0 else ())
+                tree.ask(leaf, job.id, ((ANY, job.size),) if sign > 0 else ())
         tree.refresh()
         for name in names:
             share = tree.project(name).share[ANY]

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from jupyter_gpupool.core import model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from jupyter_gpupool.core.model import Instruction, PoolEvent
 
@@ -177,55 +177,60 @@ class Checker:
     def _judge(self) -> None:
         """See what is feasible now, and forget since when what is feasible no longer was."""
         share = fill(self.gpus, self.quota, self._demand)
+        room = {name: amount - self._served[name] for name, amount in share.items()}
+        there = self._unclaimed() + self._to_be_had(share)
+        waiting = {key: group for key, group in self._waiting.items() if group}
+        heads = [(key, group.first()) for key, group in waiting.items()]
         feasible = set()
-        for (project, gpus, limit), waiting in self._waiting.items():
-            if waiting and gpus <= share[project] - self._served[project]:
-                kept, closed = self._kept(project, limit, waiting.first(), share)
-                lacking = gpus - max(0, min(self._unclaimed(), kept))
-                if not gpus > closed and self._can_give(lacking, share):
-                    feasible.add((project, gpus, limit))
+        for key, first in heads:
+            if key[1] <= min(room[key[0]], there):
+                kept, closed = self._kept(key, first, heads, share, room)
+                if key[1] <= min(closed, there - max(0, self._unclaimed() - kept)):
+                    feasible.add(key)
         for key in [each for each in self._feasible if each not in feasible]:
             del self._feasible[key]
         for key in sorted(feasible):
             self._feasible.setdefault(key, self._now)
 
-    def _can_give(self, lacking: int, share: Mapping[str, int]) -> bool:
-        """As many can be had back."""
+    def _to_be_had(self, share: Mapping[str, int]) -> int:
+        """So many can be had back."""
         over = {name: self._served[name] - amount for name, amount in share.items()}
-        left = {name: self._by_loss(name) for name in over if over[name] > 0} if lacking > 0 else {}
-        while lacking > 0 and left:
+        left = {name: self._by_loss(name) for name in over if over[name] > 0}
+        found = 0
+        while left:
             name = max(left, key=lambda each: (over[each], each))
-            if not left[name]:
+            if left[name]:
+                gives = left[name].pop(0)
+                found += gives
+                over[name] -= gives
+            if not left[name] or over[name] <= 0:
                 del left[name]
-                continue
-            gives = left[name].pop(0)
-            lacking -= gives
-            over[name] -= gives
-            if over[name] <= 0:
-                del left[name]
-        return lacking <= 0
+        return found
 
-    def _kept(self, project: str, limit: int, arrived: int, share: Mapping[str, int]) -> tuple[int, int]:
+    def _kept(
+        self,
+        key: tuple[str, int, int],
+        first: int,
+        heads: list[tuple[tuple[str, int, int], int]],
+        share: Mapping[str, int],
+        room: Mapping[str, int],
+    ) -> tuple[int, int]:
         """How many of the free GPUs, and how much of its project's share, others leave to a request."""
-        free, room = self.gpus, self.gpus
-        for (whose, gpus, _), waiting in self._waiting.items():
-            own = whose == project and waiting and waiting.first() < arrived
-            wide = gpus > share[whose] > self._served[whose]
-            if not waiting or not (own or (wide and whose != project)):
-                continue
-            left = share[whose] - self._served[whose]
-            if own and left < gpus <= share[whose]:
-                ends = [self._jobs[each] for each in self._running[project]]
-                room = min(room, self._spare(left, gpus, limit, ends))
-            elif gpus > self._unclaimed():
-                ends = [self._jobs[each] for running in self._running.values() for each in running]
-                free = min(free, self._spare(self._unclaimed(), gpus, limit, ends))
-        return free, room
+        (project, _, limit), free = key, self._unclaimed()
+        kept, closed = free, self.gpus
+        for (whose, gpus, _), arrived in heads:
+            own = whose == project and arrived < first
+            if own and room[whose] < gpus <= share[whose]:
+                closed = min(closed, self._spare(room[whose], gpus, limit, self._running[project]))
+            elif gpus > free and (own or (whose != project and gpus > share[whose] > self._served[whose])):
+                everybody = [each for running in self._running.values() for each in running]
+                kept = min(kept, self._spare(free, gpus, limit, everybody))
+        return kept, closed
 
-    def _spare(self, left: int, gpus: int, limit: int, running: list[_Job]) -> int:
+    def _spare(self, left: int, gpus: int, limit: int, running: Iterable[str]) -> int:
         """With so much left now, how much something may take for so long without delaying so many GPUs."""
         now = left
-        for job in sorted(running, key=lambda each: each.ends_at):
+        for job in sorted((self._jobs[each] for each in running), key=lambda each: each.ends_at):
             left += job.gpus
             if left >= gpus:
                 return now if self._now + limit <= job.ends_at else min(now, left - gpus)

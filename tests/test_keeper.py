@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from jupyter_gpupool.controller.backup import requests_of
 from jupyter_gpupool.controller.clock import Clock
 from jupyter_gpupool.controller.idleness import Idleness
 from jupyter_gpupool.controller.keeper import Keeper
@@ -16,12 +17,15 @@ from jupyter_gpupool.controller.store import Store
 from jupyter_gpupool.core.model import (
     HOUR,
     LeaseBusy,
+    LeaseFreed,
     LeaseIdle,
     LeaseReleased,
+    LeaseStarted,
     LeaseState,
     NodeJoined,
     Reading,
     RequestSubmitted,
+    SliceFreed,
     SliceState,
     Tick,
 )
@@ -64,6 +68,28 @@ def test_a_replay_gives_an_equal_pool(store):
     keeper.submit(RequestSubmitted(now=NOW, request=request("L1")))
     keeper.submit(LeaseReleased(now=NOW, lease="L1"))
     assert Keeper(store, Clock(store), lambda event, instructions: None).pool == keeper.pool
+
+
+def test_what_has_run_is_remembered_once_with_how_long_it_ran(store):
+    """Two GPUs for 90 s; what was withdrawn before it ran is not told of. A replay says it again."""
+    clock = Clock(store)
+    keeper, begin = Keeper(store, clock, lambda event, instructions: None), clock.now()
+    keeper.submit(NodeJoined(now=begin, node=node("n1", 2)))
+    keeper.submit(RequestSubmitted(now=begin, request=request("r1", count=2)))
+    keeper.submit(RequestSubmitted(now=begin, request=request("r2")))
+    keeper.submit(LeaseReleased(now=begin, lease="r2"))
+    keeper.submit(LeaseStarted(now=begin, lease="r1", address="tls://x"))
+    end = begin + 90_000
+    keeper.submit(LeaseReleased(now=end, lease="r1"))
+    for event in (SliceFreed(now=end, slice="r1/0"), SliceFreed(now=end, slice="r1/1")):
+        keeper.submit(event)
+    keeper.submit(LeaseFreed(now=end, lease="r1"))
+    Keeper(store, clock, lambda event, instructions: None)
+    found = requests_of(store.path, since=3600)
+    said = [(each["seconds"], each["milli"], each["project"], each["user"]) for each in found]
+    assert said == [(90.0, 2000, "default", "ann")]
+    assert abs(found[0]["time"] - clock.wall(begin)) < 1
+    assert requests_of(store.path, since=-3600) == []
 
 
 def test_a_tick_from_which_nothing_follows_is_not_journaled_and_one_that_ends_a_lease_is(store):

@@ -50,6 +50,7 @@ ROOMS = {
     "tables": "display",
     "cli": "cli",
     "cli_pool": "cli",
+    "cli_replay": "cli",
     "magic": "magic",
     "completion": "magic",
     "cells": "magic",

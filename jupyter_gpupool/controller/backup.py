@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,25 @@ def check(path: Path | str) -> dict[str, Any]:
             return _read(copy)
         except StoreError as error:
             raise StoreError(str(error).replace(str(copy), str(path))) from error
+
+
+def requests_of(journal: Path | str, since: float) -> list[dict[str, Any]]:
+    """Return what has run and was asked for in the last `since` seconds, oldest first.
+
+    The controller may run meanwhile.
+
+    Raises:
+        StoreError: The journal is not there, or cannot be read.
+    """
+    database = Database(_there(journal), read_only=True)
+    try:
+        rows = database.rows(
+            "SELECT time, seconds, milli, project, user FROM requests WHERE time >= ? ORDER BY time, lease",
+            time.time() - since,
+        )
+    finally:
+        database.close()
+    return [dict(zip(("time", "seconds", "milli", "project", "user"), row, strict=True)) for row in rows]
 
 
 def put_back(source: Path | str, journal: Path | str) -> dict[str, Any]:

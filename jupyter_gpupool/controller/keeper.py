@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.controller.records import StoreError
-from jupyter_gpupool.core.model import Notify, Tick
+from jupyter_gpupool.controller.records import Ran, StoreError
+from jupyter_gpupool.core.model import Notice, Notify, Tick
 from jupyter_gpupool.core.pool import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from jupyter_gpupool.controller.clock import Clock
     from jupyter_gpupool.controller.store import Heard, Once, Store
@@ -48,7 +48,7 @@ class Keeper:
         """Make the pool that the journal tells of, and say again what it told people."""
         state, _ = self._store.restore()
         pool = Pool.restore(state) if state is not None else Pool()
-        self._keep_notices([(seq, _handle(pool, event)) for seq, event in self._store.replay()])
+        self._keep_notices(pool, [(seq, _handle(pool, event)) for seq, event in self._store.replay()])
         return pool
 
     def submit(
@@ -93,15 +93,26 @@ class Keeper:
             self._store.snapshot(self.pool.snapshot())
 
     def _done(self, seq: int, event: PoolEvent, instructions: list[Instruction]) -> None:
-        self._keep_notices([(seq, instructions)])
+        self._keep_notices(self.pool, [(seq, instructions)])
         self._follow(event, instructions)
 
-    def _keep_notices(self, followed: list[tuple[int, list[Instruction]]]) -> None:
+    def _keep_notices(self, pool: Pool, followed: list[tuple[int, list[Instruction]]]) -> None:
         said = [(seq, [each for each in out if isinstance(each, Notify)]) for seq, out in followed]
         try:
             self._store.add_all_notices(said)
+            ended = [each.lease for _, out in said for each in out if each.notice is Notice.ENDED]
+            if ended:
+                self._store.keep_ran(self._ran(pool, ended))
         except StoreError:  # they are said again when the journal is replayed
             logger.exception("Notices could not be kept.")
+
+    def _ran(self, pool: Pool, ended: list[str]) -> Iterator[Ran]:
+        """What has run of some leases that have ended."""
+        for lease in filter(None, map(pool.leases.get, ended)):
+            if lease.ran > 0:
+                request, when = lease.request, self._clock.wall(lease.request.arrived)
+                seconds = lease.ran / 1000
+                yield Ran(lease.id, when, seconds, lease.milli, request.project, request.user)
 
 
 def _handle(pool: Pool, event: PoolEvent) -> list[Instruction]:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 KEY_AGE = 24 * 3600
 #: How many notices are kept.
 NOTICES = 10_000
+#: How long what has run is remembered, in seconds.
+REQUEST_AGE = 400 * 24 * 3600
 
 
 class StoreError(Exception):
@@ -50,6 +52,17 @@ class Seen(NamedTuple):
 
     lease: str
     fingerprint: str
+
+
+class Ran(NamedTuple):
+    """What has run: when it was asked for, for how long it ran (both s), and on how much (thousandths)."""
+
+    lease: str
+    time: float
+    seconds: float
+    milli: int
+    project: str
+    user: str
 
 
 class Notices(NamedTuple):
@@ -153,6 +166,12 @@ class Records:
             sql.execute("DELETE FROM notices WHERE seq <= ?", (last - NOTICES,))
         self._told.update((row[3], last) for row in rows)
         return added
+
+    def keep_ran(self, ran: Iterable[Ran]) -> None:
+        """Remember what has run, once each; like notices, it is said again at a replay of the journal."""
+        with self._db.transaction(durable=False) as sql:
+            sql.executemany("INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, ?, ?)", ran)
+            sql.execute("DELETE FROM requests WHERE time < ?", (self._wall() - REQUEST_AGE,))
 
     def is_told(self, user: str, after: int, *, admin: bool = False) -> bool:
         """Return whether a person may have notices above `after` that came since the file was opened."""

@@ -55,6 +55,14 @@ STEPS: tuple[str, ...] = (
     -- Up to which report each agent's life has been heard; kept with the pool event that the report was.
     CREATE TABLE heard (node TEXT PRIMARY KEY, boot TEXT NOT NULL, seq INTEGER NOT NULL) WITHOUT ROWID
     """,
+    """
+    -- What has run: when it was asked for, for how long it ran, and thousandths of GPUs; see `trace`.
+    CREATE TABLE requests (
+        lease TEXT PRIMARY KEY, time REAL NOT NULL, seconds REAL NOT NULL, milli INTEGER NOT NULL,
+        project TEXT NOT NULL, user TEXT NOT NULL
+    ) WITHOUT ROWID;
+    CREATE INDEX requests_time ON requests (time)
+    """,
 )
 
 #: The version that this package writes.

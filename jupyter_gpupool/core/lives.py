@@ -102,6 +102,8 @@ def end(state: State, lease: Lease, why: str) -> None:
     """End a lease: its scheduler, its workers, its claim on anything."""
     claims.drop(state, lease)
     settle_books(state, lease)
+    if lease.state in HOLDING:
+        lease.ran += state.now - lease.granted_at
     lease.why = why
     lease.suspending = False
     lease.state = LeaseState.DRAINING

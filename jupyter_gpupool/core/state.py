@@ -158,7 +158,7 @@ class Lease:
     started_at: int = 0
     ends_at: int = 0
     ended_at: int = 0
-    #: When something was last taken from it, and how long it had run before its last suspension.
+    #: When something was last taken from it, and how long it had run before its last suspension, or its end.
     taken_at: int = 0
     ran: int = 0
     #: It is draining to be suspended, not to end.
