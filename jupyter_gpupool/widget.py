@@ -48,6 +48,8 @@ FORM = {
     "name": ("name", ""),
 }
 NUMBERS = ("gpus", "max_gpus")
+#: By this the sidebar's package knows outputs whose HTML it shows where there is no widget to show.
+_OURS: dict[str, Any] = {"gpupool": {}}
 _watch = _look.Watch()
 #: The widgets of this kernel, by what they show: each is made once, however often it is displayed.
 _made: dict[tuple[str, str], _Widget] = {}
@@ -138,7 +140,7 @@ class _Widget(anywidget.AnyWidget):
             html: Makes what is shown where there are no widgets, and stays when the kernel is gone.
         """
         view = {MIME: {"version_major": 2, "version_minor": 0, "model_id": self.model_id}}
-        handle = publish({**html(), **view}, raw=True, display_id=True)
+        handle = publish({**html(), **view}, raw=True, display_id=True, metadata=_OURS)
         if handle is not None:
             self._outputs.append((handle, html))
 

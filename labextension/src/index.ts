@@ -17,6 +17,7 @@ import { show } from './notices';
 import { forbidden } from './rights';
 import { PoolSidebar } from './sidebar';
 import { StatusItem } from './status';
+import { keepStill } from './still';
 import { CommandIDs, IPoolModel } from './tokens';
 
 export { CommandIDs, IPoolModel } from './tokens';
@@ -164,4 +165,11 @@ const notifications: JupyterFrontEndPlugin<void> = {
   }
 };
 
-export default [model, sidebar, commands, launcher, status, notifications];
+const still: JupyterFrontEndPlugin<void> = {
+  id: 'jupyter-gpupool:still',
+  description: 'The HTML of a widget where the widget cannot be shown.',
+  autoStart: true,
+  activate: keepStill
+};
+
+export default [model, sidebar, commands, launcher, status, notifications, still];
