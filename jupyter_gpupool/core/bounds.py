@@ -46,7 +46,7 @@ def reached(state: State, lease: Lease) -> Refusal | None:
         return None
     request, count, each = lease.request, lease.sure, lease.estimate
     over = state.tree.over_limit(leaf, most(state, request, count, each), ever=False)
-    if over or _open_models(state, leaf, request, count * each):
+    if over or not _models_limited(leaf) or _open_models(state, leaf, request, count * each):
         return over
     return shut(state, request, count * each)
 

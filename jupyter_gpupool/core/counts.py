@@ -83,9 +83,15 @@ def free_milli(cluster: Cluster) -> int:
 
 def most_of_host(cluster: Cluster, want: Want) -> tuple[int, int]:
     """The most host CPUs and memory that a slice would take on any node that it may use."""
-    found = room(cluster, want)
-    rows = found.fits.any(axis=1)
-    return int(found.cpus[rows].max(initial=want.cpus)), int(found.memory[rows].max(initial=want.memory))
+    known = cluster.memo.setdefault("most_of_host", {})
+    assert isinstance(known, dict)
+    most: tuple[int, int] | None = known.get(want)
+    if most is None:
+        found = room(cluster, want)
+        rows = found.fits.any(axis=1)
+        cpus, memory = found.cpus[rows], found.memory[rows]
+        most = known[want] = int(cpus.max(initial=want.cpus)), int(memory.max(initial=want.memory))
+    return most
 
 
 def most_charged(cluster: Cluster, want: Want) -> int:
