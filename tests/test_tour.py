@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from jupyter_gpupool.embedded_start import free_port
+from jupyter_gpupool.service import free_port
 from tests.conftest import wait_until
 
 if TYPE_CHECKING:
