@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import http.server
+import importlib
+import inspect
 import threading
 import time
 from dataclasses import replace
@@ -284,6 +286,35 @@ def test_a_cluster_is_a_lease_that_dask_knows_how_to_use(pool):
         assert "GPUPoolCluster" in repr(cluster)
         assert [lease.name for lease in pool.leases()] == ["cluster"]
     assert pool.lease("cluster").state in ("draining", "ended")
+
+
+def test_a_cluster_is_a_factory_for_dask_labextension(pool):
+    """Made, scaled, described and closed as its cluster manager does, from two words of configuration."""
+
+    async def managed():
+        factory = getattr(importlib.import_module("jupyter_gpupool"), "GPUPoolCluster")  # noqa: B009 - as there
+        cluster = await factory(gpus=1, max_gpus=2, name="managed", timeout=60, asynchronous=True)
+        try:
+            scaled = cluster.scale(1)
+            if inspect.isawaitable(scaled):
+                await scaled
+            info = cluster.scheduler_info
+            return {
+                "address": cluster.scheduler_address,
+                "link": cluster.dashboard_link or "",
+                "workers": len(info["workers"]),
+                "memory": sum(each["memory_limit"] for each in info["workers"].values()),
+                "cores": sum(each["nthreads"] for each in info["workers"].values()),
+            }
+        finally:
+            await cluster.close()
+
+    found = asyncio.run(managed())
+    assert found["address"].startswith("tls://")
+    assert 1 <= found["workers"] <= 2
+    assert found["cores"] == found["workers"]
+    assert found["memory"] > 0
+    assert pool.lease("managed").state in ("draining", "ended")
 
 
 def test_a_cluster_on_a_lease_that_is_there_leaves_it_there(pool):
