@@ -108,7 +108,8 @@ class PoolProcesses:
     def _run(self, name: str, module: str, options: Any, environ: dict[str, str] | None = None) -> None:
         folder = self.folder / name
         folder.mkdir(mode=0o700, exist_ok=True)
-        command = [sys.executable, "-m", module, "--dir", str(folder), "--log", str(folder / "log"), *options]
+        how = "-c" if " " in module else "-m"
+        command = [sys.executable, how, module, "--dir", str(folder), "--log", str(folder / "log"), *options]
         with (folder / "err").open("ab") as errors:
             self.running[name] = subprocess.Popen(
                 command,

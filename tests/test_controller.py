@@ -11,6 +11,7 @@ import time
 import pytest
 
 from jupyter_gpupool.controller.backup import backup, put_back
+from jupyter_gpupool.driver import simulated
 from tests.pool_processes import PoolProcesses, wait_for
 
 
@@ -100,9 +101,32 @@ def test_a_backup_of_a_running_pool_gives_it_back_with_what_still_runs(pool, tmp
     assert [each["id"] for each in pool.call("GET", "/v1/leases")["leases"] if each["state"] != "ended"] == [
         kept
     ]
-    assert {entry["lease"] for _, entry in pool.tables()} == {kept}
+    wait_for(lambda: {entry["lease"] for _, entry in pool.tables()} == {kept}, "nothing else runs")
     pool.call("DELETE", f"/v1/leases/{kept}")
     pool.wait_for_lease(kept, "ended")
+
+
+def test_an_agent_one_version_ahead_is_heard_and_one_further_ahead_is_told_what_to_do(pool):
+    def node_2(state: str) -> None:
+        wait_for(
+            lambda: pool.node_states()["node-2"] in (state, "lost" if state != "up" else state), state, 100
+        )
+
+    code = "from jupyter_gpupool import wire; wire.PROTOCOL += {}; import runpy; "
+    code += "runpy.run_module('jupyter_gpupool.node', run_name='__main__')"
+    environ = simulated.environment(pool.simulated, "node-2")
+    for ahead in (1, 2):
+        pool.kill("node-2")
+        node_2("silent")
+        pool._run("node-2", code.format(ahead), ["--name", "node-2"], environ)
+        if ahead == 1:
+            node_2("up")
+    said = "upgrade jupyter-gpupool of the controller first"
+    wait_for(lambda: said in pool.log("node-2"), "it is told", 100)
+    assert pool.node_states()["node-2"] != "up"
+    pool.kill("node-2")
+    pool.start_agent("node-2")
+    node_2("up")
 
 
 def test_the_controllers_end_on_sigterm_is_soft_and_its_ports_stay(pool):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jupyter_gpupool import wire
-from jupyter_gpupool.controller import reports
+from jupyter_gpupool.controller import reports, versions
 from jupyter_gpupool.controller.agents import Agents
 from jupyter_gpupool.controller.auth import Authority
 from jupyter_gpupool.controller.machine import Controller
@@ -426,6 +426,23 @@ async def test_after_a_start_agents_have_time_to_come_back(store, tmp_path):
     second._patient_until = time.monotonic()
     second._tick()
     assert second.pool.nodes["node-1"].state is NodeState.SILENT
+
+
+@pytest.mark.asyncio
+async def test_a_controller_that_would_not_understand_the_agents_of_leases_says_so_and_does_not_start(
+    controller, store, monkeypatch
+):
+    connect(controller, a_node(), head=True)
+    monkeypatch.setattr(wire, "PROTOCOL", 3)
+    assert versions.objection(store, controller.pool) == "", "nothing runs there"
+    monkeypatch.undo()
+    start_lease(controller)
+    for protocol, fine in ((1, True), (2, True), (3, False)):
+        monkeypatch.setattr(wire, "PROTOCOL", protocol)
+        said = versions.objection(store, controller.pool)
+        assert (not said) == fine
+    assert "upgrade jupyter-gpupool of the agent of node-1 first" in said
+    assert "--any-agents" in said
 
 
 # --------------------------------------------------------------------------------------- a lost head node

@@ -47,6 +47,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--hub-api-url", default="", help="of a JupyterHub whose people are the pool's too")
     parser.add_argument("--hub-service", default="gpupool", help="the pool's name among the Hub's services")
     parser.add_argument(
+        "--any-agents", action="store_true", help="start although agents of leases are not understood"
+    )
+    parser.add_argument(
         "--node-silence",
         type=float,
         default=0,
@@ -66,12 +69,16 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 async def serve(options: argparse.Namespace) -> None:
     """Run the controller until it is asked to end."""
+    from jupyter_gpupool.controller import versions
     from jupyter_gpupool.controller.auth import Authority
     from jupyter_gpupool.controller.machine import Controller
     from jupyter_gpupool.controller.store import Store
 
     store = Store(options.dir / "journal.sqlite")
     controller = Controller(store, Authority(options.dir), trust_users=options.trust_users)
+    if why := "" if options.any_agents else versions.objection(store, controller.pool):
+        await controller.close()
+        service.give_up(why)
     service.on_signals(lambda: controller.stop("asked to end"))
     try:
         await controller.start(options.host, _port(options, controller, "comm"))

@@ -131,6 +131,10 @@ class Agents:
         """Return whether a node hears what it is told."""
         return node in self._present
 
+    def speaks(self, node: str) -> int:
+        """Return the version of the protocol that a connected node's agent speaks."""
+        return self._present[node].name.speaks
+
     @property
     def nodes(self) -> tuple[str, ...]:
         """The nodes that are connected, in the order of their arrival."""

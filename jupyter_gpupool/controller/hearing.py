@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool import wire
+from jupyter_gpupool.controller import versions
 from jupyter_gpupool.controller.idleness import Idleness
 from jupyter_gpupool.controller.overuse import Overuse
 from jupyter_gpupool.controller.records import Heard, StoreError
@@ -141,6 +142,7 @@ class Hearing:
         if report.get("head"):
             self._controller.keys.note_head(node)
         self._controller.submit(event)
+        versions.note(self._controller.store, node, self._controller.agents.speaks(node))
         running = {str(each) for each in report.get("leases") or ()}
         self._tell_of_lost_schedulers(node, running)
         self._end_unknown_schedulers(node, running | {str(each) for each in report.get("remains") or ()})
