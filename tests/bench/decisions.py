@@ -253,24 +253,25 @@ def events(town: Town, count: int) -> None:
 
 def reclaims(town: Town, count: int) -> None:
     """Members of projects that have nothing ask for gangs, for which others must give back."""
-    before = town.pool.ledger.count
-    for turn in range(count * 3):
-        if town.pool.ledger.count - before >= count:
+    ours = tuple(replace(each, quota=()) for each in town.pool.projects)
+    theirs = tuple(
+        Project(name=f"q{turn:03d}", quota=((ANY, GANG * WHOLE),)) for turn in range(count * 5 // 4)
+    )
+    config = ConfigChanged(now=town.now, projects=(*ours, *theirs), defaults=town.pool.defaults)
+    town.send(config)
+    town.pass_time(HOUR // 2)  # what follows from the new quotas has been given back by then
+    for project in theirs:
+        if len(town.gangs) >= count:
             break
-        project = f"q{turn:03d}"
-        quota = ((ANY, 2 * GANG * WHOLE),)
-        shrunk = tuple(replace(each, quota=()) for each in town.pool.projects if each.name[0] == "p")
-        fresh = (*shrunk, Project(name=project, quota=quota))
-        town.send(ConfigChanged(now=town.now, projects=fresh, defaults=town.pool.defaults))
-        request = replace(town.request(0, GANG, HOUR), project=project, user=f"u-{project}")
-        known = town.pool.ledger.count
+        request = replace(town.request(0, GANG, HOUR), project=project.name, user=f"u-{project.name}")
+        before = town.pool.ledger.count
         seconds = town.submit(request)
-        if town.pool.ledger.count > known:
+        if town.pool.ledger.count > before:
             town.gangs.append(seconds)
         town.pass_time(5 * MINUTE)
         if town.pool.leases[request.id].state in (LeaseState.STARTING, LeaseState.ACTIVE):
             town.send(LeaseReleased(now=town.now, lease=request.id))
-        town.pass_time(town.pool.defaults.min_run)
+        town.pass_time(2 * town.pool.defaults.min_run)
 
 
 def places(town: Town, count: int) -> Iterator[float]:
