@@ -74,6 +74,22 @@ def test_under_our_rules_who_borrows_gives_back_and_what_was_cut_off_is_computed
     found.pool.validate()
 
 
+def test_a_big_request_beyond_its_users_share_holds_up_nobody_within_theirs():
+    """`a` deserves five of eight GPUs, has three and asks for four; `b` deserves three, asks for its third.
+
+    `a` has used less, so its request comes first. It cannot start before something ends, and what is free
+    would be kept for it; but with it `a` would be above its share, and `b` would not.
+    """
+    days = 6 * 24 * 60
+    jobs = [job(f"b{n}", 0, days, project="b") for n in range(2)]
+    jobs += [job(f"c{n}", 600, days) for n in range(3)]
+    jobs += [job("d1", 601, 60, 4), job("e1", 602, days + days // 2, project="b")]
+    done = played(jobs, 8)
+    assert wait(done["e1"]) == 0
+    assert wait(done["d1"]) > 0
+    assert not violations(jobs, 8, "ours")
+
+
 def test_work_that_ends_with_its_time_limit_is_done_whoever_else_ends_then():
     done = played([job("r1", 0, 60), job("r2", 0, 60), job("r3", 0, 60)], 3)
     assert [wait(each) for each in done.values()] == [0, 0, 0]
