@@ -98,6 +98,7 @@ class _Widget(anywidget.AnyWidget):
                 except PoolError as error:
                     self.said = {**self.said, "problem": str(error)}
                     await asyncio.sleep(_look.AGAIN_S)
+        _watch.poke(self)  # there is nothing more to see: the thread need not wait for the page to say so
 
     async def _look(self, pool: AsyncPool, counter: _look.Counter) -> None:
         raise NotImplementedError
