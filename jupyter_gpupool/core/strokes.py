@@ -182,6 +182,7 @@ class State:
             self._place_end(lease)
         if ident not in lease.needs:
             self.discharge(lease, ident)
+            self.wish(lease)
         claimant = self.leases.get(self.awaited.pop(ident, ""))
         if claimant and claimant.claim:
             claimant.claim.awaited.pop(ident, None)
