@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from types import SimpleNamespace
 
 import pytest
+from distributed.protocol import dumps
 
 from jupyter_gpupool.lease.idle import CALLS, IdleWatch
 from jupyter_gpupool.node.lease_claims import read_claim
@@ -76,6 +78,27 @@ def test_what_a_lease_says_is_a_claim(entry, said, report):
 def test_claims_are_of_a_bounded_length():
     report = read_claim(SCHEDULER, {"report": "drained", "slice": "a/1", "forced": ["x" * 10_000] * 10_000})
     assert len(json.dumps(report)) < 400_000
+
+
+@pytest.mark.parametrize(
+    "wild", [10**30, -(10**30), math.inf, math.nan, "\ud800", ["\ud800"], "9" * 99, None]
+)
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"report": "drained", "slice": "a/1", "forced": [], "lost": [], "work": 0},
+        {"report": "drained", "slice": "a/\ud800" + "1" * 9999},
+        {"report": "stays", "slice": "a/1", "actors": {"c-1": "no"}, "seconds": 1},
+        {"report": "idle", "since": 1},
+        {"report": "holds", "parts": [["x", 5]], "count": 1, "size": 5},
+    ],
+)
+def test_whatever_a_lease_says_the_agent_s_connection_can_carry_it(said, wild):
+    """Else one lease would cut its node off from the controller: the report would be sent again and again."""
+    for name in said.keys() - {"report", "slice"}:
+        report = read_claim(SCHEDULER, {**said, name: wild})
+        assert sum(map(len, dumps(report))) < 1000
+    assert sum(map(len, dumps(read_claim(SCHEDULER, said)))) < 1000
 
 
 def test_no_two_ids_share_a_path():

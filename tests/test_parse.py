@@ -269,6 +269,11 @@ BAD = {
         "environment.variables: 'A=B' is not a name with a text.",
         'Give environment.variables={"NAME": "text"}.',
     ),
+    "a variable that could not be sent to a node": (
+        {"environment": {"variables": {"A": "\ud800"}}},
+        "environment.variables: 'A' is not a name with a text.",
+        'Give environment.variables={"NAME": "text"}.',
+    ),
     "a variable by which the pool finds its processes": (
         {"environment": {"variables": {"GPUPOOL_MARK": "x"}}},
         "The variable 'GPUPOOL_MARK' is the pool's own.",

@@ -280,15 +280,21 @@ def mapping(what: str, *, plain: bool = False) -> Callable[[Any], dict[str, Any]
         if not isinstance(value, dict) or len(value) > 1000:
             raise Wrong(f"{what}={shown(value)} is not an object.", f'Give {what}={{"…": …}}.')
         for key, item in value.items():
-            if plain and (
-                not isinstance(item, str | int | float) or "\0" in f"{key}{item}" or "=" in key or not key
-            ):
+            if plain and not _is_variable(key, item):
                 raise Wrong(
                     f"{what}: {shown(key)} is not a name with a text.", f'Give {what}={{"NAME": "text"}}.'
                 )
         return {key: str(item) for key, item in value.items()} if plain else value
 
     return read
+
+
+def _is_variable(name: str, value: Any) -> bool:
+    """Whether a process can have it; half a surrogate pair could not even be sent to its node."""
+    if not isinstance(value, str | int | float) or not name or "=" in name:
+        return False
+    said = f"{name}{value}"
+    return "\0" not in said and not any("\ud800" <= each <= "\udfff" for each in said)
 
 
 #: Variables by which the pool finds, marks and binds a lease's processes; a request must not set them.

@@ -92,7 +92,7 @@ class _Host:
         self._know(spec["scheduler"])
         self._state: dict[str, Any] = {"report": "starting", "slice": spec["slice"]}
         self._nanny: Any = None
-        self._restarts: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def state(self) -> dict[str, Any]:
         return self._state
@@ -118,8 +118,8 @@ class _Host:
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._restarts.add(task)
-        task.add_done_callback(self._restarts.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _hold(self, *, hold: bool) -> None:
         """Have the worker take no further task, or go on; one that does not answer is ended soon enough."""
@@ -184,13 +184,16 @@ class _Host:
         So the node is asked once more whose fault it was: a program that hangs again and again ends like one
         that kills its workers, and a GPU that has failed is held against nobody.
         """
+        hangs = self._nanny.pid
         question = {"report": "suspect", "slice": self._spec["slice"], "error": why}
         answer = await ask(self._spec["socket"], question, PATIENCE) or {}
         if answer.get("busy"):
             return False
+        if hangs is None or self._nanny.pid != hangs:
+            return True  # it has ended meanwhile, and another one is not to blame
         logger.warning("the worker is killed, and another one started: %s", why)
-        with contextlib.suppress(ProcessLookupError, TypeError):  # it has ended meanwhile
-            os.kill(self._nanny.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(hangs, signal.SIGKILL)
         return True
 
     async def _started(self, cluster: Any) -> None:
