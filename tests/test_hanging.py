@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from jupyter_gpupool.lease.host import _Host
 from jupyter_gpupool.lease.pulse import Hanging
 from tests.leasing import LONGEST, Lease, Node
 
@@ -100,6 +104,30 @@ def test_a_host_or_scheduler_that_somebody_has_stopped_is_ended_for_another_to_b
     for lease in (hosted, scheduled):
         lease.end()
         assert not lease.processes()
+
+
+def test_a_worker_that_has_begun_while_the_node_was_asked_is_not_ended_in_the_other_s_place(tmp_path):
+    """The node may take seconds to answer; meanwhile the Nanny may have replaced the worker that hung."""
+    nanny = SimpleNamespace(pid=2**22 + 1)  # as the one that hung, and is gone
+
+    async def replace_and_answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nanny.pid = fresh.pid
+        writer.write(b"{}\n")
+        writer.close()
+
+    async def end_hanging() -> bool:
+        path = str(tmp_path / "node")
+        async with await asyncio.start_unix_server(replace_and_answer, path):
+            host = _Host({"slice": "a/0", "socket": path, "scheduler": ""})
+            host._nanny = nanny
+            return await host._end_hanging("it hangs")
+
+    with subprocess.Popen(["sleep", "60"]) as fresh:
+        try:
+            assert asyncio.run(end_hanging()), "the watch begins anew"
+            assert fresh.poll() is None
+        finally:
+            fresh.kill()
 
 
 @pytest.mark.parametrize(
