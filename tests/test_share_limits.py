@@ -227,3 +227,9 @@ def test_a_daemon_that_has_ended_is_none(daemon):
     assert mps.daemon() == str(daemon)
     (daemon / "nvidia-cuda-mps-control.pid").write_text(str(2**22 + 1))
     assert mps.daemon() == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
+def test_a_daemon_that_somebody_else_may_have_put_up_is_none(daemon):
+    os.chown(daemon, 2**16 - 3, -1)
+    assert mps.daemon() == ""

@@ -454,7 +454,7 @@ class Leases:
             self._report({"report": "slice_started", "slice": entry.key, "lease": entry.lease})
             for layer in own_layers(entry):
                 self.layers.know(entry, layer)
-            self.layers.claim(entry, entry.said["layers"])
+            self.layers.claim(entry, entry.said.get("layers", ""))  # an older agent kept none
 
     def _fail(self, entry: Entry, why: str) -> None:
         begun, entry.state = entry.state == RUNNING, FAILED

@@ -3,6 +3,8 @@
 Rule 1: it is used where its daemon runs, for shares only, and for one owner on a node at a time: the daemon
         serves one OS user at a time, and a fatal fault of one client ends all of them.
 Rule 2: every other worker is kept away from the daemon, which it would else find by itself.
+Rule 3: a daemon is believed only in a folder of root's or of the agent's own user: the default one is below
+        /tmp, where anybody could put up pipes that other people's processes would then talk to.
 
 From NVIDIA's manual of MPS: the daemon's pipe directory, its control pipe and the file with its PID, and the
 limits that a client's environment states for itself.
@@ -37,10 +39,11 @@ def daemon(environ: Mapping[str, str] | None = None) -> str:
     """
     folder = Path((os.environ if environ is None else environ).get(_DIRECTORY) or "/tmp/nvidia-mps")  # noqa: S108 - NVIDIA's default
     try:
+        trusted = folder.stat().st_uid in (0, os.geteuid())
         pid = int((folder / "nvidia-cuda-mps-control.pid").read_text())
     except (OSError, ValueError):
         return ""
-    return str(folder) if (folder / "control").exists() and started_at(pid) else ""
+    return str(folder) if trusted and (folder / "control").exists() and started_at(pid) else ""
 
 
 def limits(part: Slice, folder: str) -> dict[str, str]:
