@@ -125,14 +125,15 @@ class World(PoolProcesses):
 
     def lease_processes(self) -> list[tuple[psutil.Process, str, str]]:
         """Each process of a lease, with what it is: a scheduler, a host, or a worker; and the lease's id."""
+        roots = {entry["pid"] for _, entry in self.tables()}
         found = []
-        for _, entry in self.tables():
-            with suppress(psutil.Error):
-                root = psutil.Process(entry["pid"]) if entry["pid"] else None
-                if root is None:
-                    continue
-                found.append((root, "host" if entry["slice"] else "scheduler", entry["lease"]))
-                found += [(each, "worker", entry["lease"]) for each in root.children(recursive=True)]
+        for each in psutil.process_iter():
+            key = ((_safely(each.environ) or {}).get("GPUPOOL_MARK") or "").partition(":")[2].rstrip(".")
+            lease = key.rpartition("/")[0]
+            if not key or not _on_machine(each, self.simulated):
+                continue
+            kind = "host" if each.pid in roots else "worker"
+            found.append((each, kind if "/" in key else "scheduler", lease if "/" in key else key))
         return found
 
     def node_processes(self, name: str) -> set[int]:
@@ -239,6 +240,10 @@ class World(PoolProcesses):
                 if key:
                     found.setdefault(use.on, set()).add(key.rpartition("/")[0])
         return found
+
+
+def _on_machine(process: psutil.Process, simulated: Path) -> bool:
+    return (_safely(process.environ) or {}).get("GPUPOOL_SIMULATED") == str(simulated)
 
 
 def _safely(call: Any) -> Any:
