@@ -392,6 +392,17 @@ def accounts(day: Day) -> Any:
 
 
 def test_the_controller_may_die_after_every_single_write_of_a_day(world, tmp_path, monkeypatch):
+    die_everywhere(world, tmp_path, monkeypatch, LIVED_ON)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_the_day_goes_on_after_each_of_them_as_if_nothing_had_been(world, tmp_path, monkeypatch):
+    die_everywhere(world, tmp_path, monkeypatch, 1)
+
+
+def die_everywhere(world, tmp_path, monkeypatch, lived_on):
+    """Die at each write, and live the rest of the day after every `lived_on`-th death."""
     (tmp_path / "whole").mkdir()
     day = Day(tmp_path / "whole", world[0])
     with watched(day, tmp_path, monkeypatch) as (crashes, expected):
@@ -406,7 +417,7 @@ def test_the_controller_may_die_after_every_single_write_of_a_day(world, tmp_pat
     for number, crash in enumerate(crashes):
         again = recover(crash, world, expected[crash.seq])
         check(again)
-        if number % LIVED_ON == 0:
+        if number % lived_on == 0:
             live(again)
             check(again)
             assert accounts(again) == whole, "the ledger adds up to the millisecond"
