@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 PORT ?= 8888
 MINUTES ?= 30
 SEED ?= 1
+# What the sidebar is built of: when one changes, the package is installed, and with it the sidebar built, anew.
+SIDEBAR := $(wildcard labextension/src/*)
 
 .PHONY: help demo test lint chaos soak clean
 
@@ -39,11 +41,11 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.demo: pyproject.toml $(SIDEBAR) | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.dev: pyproject.toml $(SIDEBAR) | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
 
