@@ -6,6 +6,7 @@
  */
 
 import {
+  Clipboard,
   Dialog,
   ICommandPalette,
   InputDialog,
@@ -108,12 +109,7 @@ export function addCommands(context: IContext, palette: ICommandPalette | null):
 /** Commands on one lease. */
 function onLeases(trans: TranslationBundle): OnLease[] {
   return [
-    [
-      CommandIDs.use,
-      null,
-      trans.__('Use a lease in a notebook'),
-      ({ app }, lease) => insertCode(app, leaseCode(lease))
-    ],
+    [CommandIDs.use, null, trans.__('Use a lease in a notebook'), use],
     [CommandIDs.dashboard, 'execute', trans.__('Open the Dask dashboard of a lease'), openDashboard],
     [CommandIDs.extend, 'write', trans.__('Extend a lease'), extend],
     [
@@ -150,6 +146,15 @@ async function chosen(
   const items = live.map(each => `${each.name} (${standing(each, trans).word})`);
   const answer = await InputDialog.getItem({ title, items });
   return answer.button.accept ? (live[items.indexOf(answer.value ?? '')] ?? null) : null;
+}
+
+async function use({ app, trans }: IContext, lease: Lease): Promise<void> {
+  const code = leaseCode(lease);
+  if (!(await insertCode(app, code))) {
+    Clipboard.copyToSystem(code);
+    const text = trans.__('The code is in the clipboard: paste it into a cell of the notebook.');
+    Notification.info(text, { autoClose: 8000 });
+  }
 }
 
 async function release({ model, trans }: IContext, lease: Lease): Promise<void> {

@@ -1,5 +1,7 @@
 /**
  * The sidebar of jupyter-gpupool: small plugins around one model.
+ *
+ * Rule 1: what only JupyterLab has (launcher, status bar, layout) is optional: Notebook 7 loads all this too.
  */
 
 import { ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
@@ -114,9 +116,9 @@ const launcher: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-gpupool:launcher',
   description: 'A card to request GPUs.',
   autoStart: true,
-  requires: [ILauncher],
-  activate: (_: JupyterFrontEnd, cards: ILauncher) => {
-    cards.add({ command: CommandIDs.request, category: 'Other', rank: 5, args: { isLauncher: true } });
+  optional: [ILauncher],
+  activate: (_: JupyterFrontEnd, cards: ILauncher | null) => {
+    cards?.add({ command: CommandIDs.request, category: 'Other', rank: 5, args: { isLauncher: true } });
   }
 };
 
@@ -124,9 +126,17 @@ const status: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-gpupool:status',
   description: 'My GPUs and what is free, in the status bar.',
   autoStart: true,
-  requires: [IPoolModel, IStatusBar],
-  optional: [ITranslator],
-  activate: (app: JupyterFrontEnd, pool: IPoolModel, bar: IStatusBar, translator: ITranslator | null) => {
+  requires: [IPoolModel],
+  optional: [IStatusBar, ITranslator],
+  activate: (
+    app: JupyterFrontEnd,
+    pool: IPoolModel,
+    bar: IStatusBar | null,
+    translator: ITranslator | null
+  ) => {
+    if (!bar) {
+      return;
+    }
     const trans = (translator ?? nullTranslator).load(DOMAIN);
     const item = new StatusItem(pool, trans, () => void app.commands.execute(CommandIDs.open));
     bar.registerStatusItem('jupyter-gpupool:status', { item, align: 'left', rank: 50, isActive: () => true });

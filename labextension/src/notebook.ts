@@ -25,18 +25,26 @@ export function leaseCode(lease: Lease): string {
   ].join('\n');
 }
 
-/** Put code into a new cell of the notebook that is open, or of a new one. */
-export async function insertCode(app: JupyterFrontEnd, code: string): Promise<void> {
+/**
+ * Put code into a new cell of the notebook that is open, or of a new one.
+ *
+ * @returns Whether it is there. Notebook 7 has a page a notebook: a new one is out of reach of the page of files.
+ */
+export async function insertCode(app: JupyterFrontEnd, code: string): Promise<boolean> {
   const { commands } = app;
   if (!commands.isEnabled('notebook:insert-cell-below')) {
     const panel = (await commands.execute('notebook:create-new', { kernelName: await kernel(app) })) as
       IPanel | undefined;
-    await panel?.context?.ready;
+    if (!panel?.context) {
+      return false;
+    }
+    await panel.context.ready;
     await new Promise(done => setTimeout(done, 0));
   } else {
     await commands.execute('notebook:insert-cell-below');
   }
   await commands.execute('notebook:replace-selection', { text: code });
+  return true;
 }
 
 /** The kernel of new notebooks: the server's default, so that nobody is asked. */

@@ -40,11 +40,13 @@ class Lab:
 
     Args:
         folder: For its files.
+        config: Of its configuration file.
         more: Variables of its environment.
     """
 
-    def __init__(self, folder: Path, **more: str) -> None:
+    def __init__(self, folder: Path, config: str = "", **more: str) -> None:
         self.folder = folder
+        self.config = config
         self.more = more
         for each in ("work", "settings", "workspaces", "runtime", "config", "home"):
             (folder / each).mkdir(parents=True, exist_ok=True)
@@ -64,12 +66,14 @@ class Lab:
 
     def start(self) -> None:
         """Start it and wait until it answers."""
+        (self.folder / "config" / "jupyter_server_config.py").write_text(self.config)
         options = (
             "--no-browser",
             "--ip=127.0.0.1",
             f"--port={self.port}",
             "--allow-root",
             "--expose-app-in-browser",
+            "--JupyterNotebookApp.expose_app_in_browser=True",
             "--ServerApp.port_retries=0",
             f"--ServerApp.root_dir={self.folder / 'work'}",
             f"--IdentityProvider.token={TOKEN}",

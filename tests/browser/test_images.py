@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,12 @@ from tests.browser.axe import violations
 from tests.conftest import wait_until
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Route
+
     from tests.browser.lab import Sidebar
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
+PROJECTS = [{"name": "vision", "quota": 2}, {"name": "language", "quota": 4, "limit": 6}]
 SECTIONS = {
     "My leases": "leases",
     "Request GPUs": "request",
@@ -30,14 +34,16 @@ SECTIONS = {
 
 @pytest.fixture
 def busy(pool, others):
-    """A pool with leases of one person, two who wait, work that runs, and a GPU that is lost."""
+    """Two projects; leases of one person, two who wait, work that runs, and a GPU that is lost."""
     machine = embedded.machine()
     devices = [each["uuid"] for each in pool.devices()]
-    pool.request(gpus=2, name="training", time_limit="8h")
-    pool.request(vram="20GB", name="small", time_limit="1h")
-    pool.request(vram="40GB", name="notebook", time_limit="14m")
-    pool.request(gpus=6, name="sweep", wait=False)
-    others.request(gpus=6, name="theirs", wait=False)
+    before = pool.configuration()
+    pool.set_projects(PROJECTS)
+    pool.request(gpus=2, name="training", project="vision", time_limit="8h")
+    pool.request(vram="20GB", name="small", project="vision", time_limit="1h")
+    pool.request(vram="40GB", name="notebook", project="vision", time_limit="14m")
+    pool.request(gpus=6, name="sweep", project="vision", wait=False)
+    others.request(gpus=6, name="theirs", project="language", wait=False)
     for device, use in zip(devices, (97, 88, 41, 63, 0, 0, 12, 0), strict=True):
         machine.set(device, "utilisation", use)
     machine.lose(devices[7], 79)
@@ -45,12 +51,31 @@ def busy(pool, others):
     yield
     for device in devices:
         machine.restore(device)
+    for lease in pool.leases():
+        lease.release(wait=30)
+    pool.set_projects(**before)
+
+
+def made_up(route: Route) -> None:
+    """Answer as a ledger of two weeks would: no test has that long."""
+    now = time.time()
+    hours = [
+        {
+            "time": now - 3600 * back,
+            "used": 3600.0 * (back % 5),
+            "idle": 900.0 * (back % 4 if back % 5 else 0),
+        }
+        for back in range(24 * 13, 0, -1)
+        if (back // 24) % 7 not in (2, 3) and back % 24 < 9
+    ]
+    route.fulfill(json={"user": "you", "now": now, "hours": hours})
 
 
 @pytest.mark.parametrize("theme", ["Light", "Dark"])
 def test_every_panel_is_fit_for_everybody(sidebar: Sidebar, busy, theme: str):
     """axe-core finds no violation; with $KEEP_IMAGES the documentation gets the pictures."""
     page = sidebar.page
+    page.route("**/gpupool/history", made_up)
     sidebar.theme(f"JupyterLab {theme}")
     expect(sidebar.root).to_contain_text(re.compile("GPUs free"))
     for title, name in SECTIONS.items():
@@ -60,7 +85,12 @@ def test_every_panel_is_fit_for_everybody(sidebar: Sidebar, busy, theme: str):
             expect(sidebar.root.locator(".jp-gpupool-Outlook")).to_contain_text(
                 re.compile(r"Starts now\.|Place \d+ in the queue")
             )
+        if name == "leases":
+            expect(sidebar.lease("notebook")).to_contain_text("41 %")
+        if name == "history":
+            expect(sidebar.root).to_contain_text(re.compile(r"\d\d+ GPU hours in 14 days"))
         if name == "pool":
+            expect(sidebar.root.locator(".jp-gpupool-Tile").first).to_contain_text("97 %")
             sidebar.root.locator(".jp-gpupool-Tile").first.click()
             page.wait_for_timeout(200)
         shot(sidebar, f"{name}-{theme.lower()}.png")

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import re
 
+import pytest
 from playwright.sync_api import expect
 
 from jupyter_gpupool import embedded
+from tests.browser.axe import violations
 from tests.browser.lab import KERNEL_READY, WAIT_MS, Lab, Sidebar
 from tests.conftest import wait_until
+from tests.server_kit import AUTHORIZER
 
 expect.set_options(timeout=WAIT_MS)
 ROUND_TRIP = """
 print("six times seven is", client.submit(lambda: 6 * 7).result(timeout=60))
 """
+NOTEBOOK = {
+    "cells": [],
+    "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
+    "nbformat": 4,
+    "nbformat_minor": 5,
+}
 
 
 def request(sidebar: Sidebar, **fields: str) -> None:
@@ -159,6 +169,101 @@ def test_a_lease_of_another_person_can_be_seen_and_not_touched(page, pool, other
         expect(page.locator(".Toastify")).to_contain_text("You have no lease")
         page.goto("about:blank")
     assert pool.lease("mine").state == "active"
+
+
+def test_with_read_only_access_what_would_be_refused_is_off_and_says_why(page, pool, session_folder):
+    """Where the server's authorizer allows only reading nothing else is even asked, and rights come back."""
+    folder = session_folder / "read-only-lab"
+    folder.mkdir()
+    (folder / "allowed").write_text("read")
+    pool.request(gpus=1, name="mine")
+    with Lab(folder, AUTHORIZER % str(folder)) as lab:
+        sidebar = Sidebar(page, lab).open()
+        why = re.compile("read-only access")
+        expect(sidebar.root.locator(".jp-SidePanel-header")).to_contain_text(why)
+        ask = sidebar.root.get_by_role("button", name="Request GPUs").first
+        expect(ask).to_be_disabled()
+        expect(ask).to_have_attribute("title", why)
+        card = sidebar.lease("mine")
+        for name in ("Extend", "Share", "Release", "Dask dashboard"):
+            expect(card.get_by_role("button", name=name)).to_be_disabled()
+        for name in ("Use in notebook", "Logs"):
+            expect(card.get_by_role("button", name=name)).to_be_enabled()
+        assert not page.evaluate("jupyterapp.commands.isEnabled('jupyter-gpupool:release-lease')")
+        assert page.evaluate("jupyterapp.commands.isEnabled('jupyter-gpupool:show-logs')")
+        form = sidebar.only("Request GPUs")
+        expect(form.locator(".jp-gpupool-Outlook")).to_contain_text(why)
+        expect(form.get_by_role("button", name="Request 1 GPU")).to_be_disabled()
+        health = sidebar.only("Health")
+        expect(health.get_by_role("button", name="Cordon").first).to_be_disabled()
+        assert not violations(page, "#jp-gpupool-sidebar")
+        asked = [json.loads(line) for line in (folder / "asked").read_text().splitlines()]
+        assert {method for method, *_ in asked} == {"GET"}
+
+        (folder / "allowed").write_text("read write execute")
+        sidebar.command("jupyter-gpupool:refresh-pool")
+        expect(ask).to_be_enabled()
+        assert page.evaluate("jupyterapp.commands.isEnabled('jupyter-gpupool:release-lease')")
+        page.goto("about:blank")
+
+
+def test_a_lease_is_extended_shared_looked_into_and_counted(sidebar: Sidebar, pool, stranger: str):
+    """Extend, Share, Logs and the Dask dashboard of a card; afterwards the history has what it used."""
+    page = sidebar.page
+    lease = pool.request(gpus=2, name="train", time_limit="1h")
+    card = sidebar.lease("train")
+    expect(card).to_contain_text(re.compile(r"(59|60) min left|1 h left"))
+    card.get_by_role("button", name="Extend").click()
+    page.get_by_role("dialog").locator("input").fill("2h")
+    page.keyboard.press("Enter")
+    expect(card).to_contain_text(re.compile(r"2 h 5\d min left|3 h left"))
+    assert lease.refresh().ends_at - lease.granted_at > 10_000
+
+    card.get_by_role("button", name="Share").click()
+    expect(page.get_by_role("dialog")).to_contain_text("They run code as you")
+    page.get_by_role("dialog").locator("input").fill(stranger)
+    page.keyboard.press("Enter")
+    expect(card).to_contain_text(f"Shared with {stranger}")
+    assert pool.call("GET", f"/v1/leases/{lease.id}")["shared_with"] == [stranger]
+
+    card.get_by_role("button", name="Logs").click()
+    logs = page.locator(".jp-gpupool-Logs")
+    expect(logs.get_by_role("heading", name="scheduler")).to_be_visible()
+    expect(logs.locator("pre").first).to_contain_text("Scheduler at")
+
+    card.get_by_role("button", name="Dask dashboard").click()
+    expect(page.get_by_role("tab", name="Dask: train")).to_be_visible()
+    frame = page.frame_locator("iframe[title='Dask dashboard of train']")
+    frame.get_by_role("link", name="Workers").click()
+    expect(frame.get_by_text("tcp").or_(frame.get_by_text("tls")).first).to_be_visible()
+
+    lease.release(wait=30)
+    expect(card).to_have_count(0)
+    panel = sidebar.only("History")
+    expect(panel).to_contain_text("train 2 GPUs")
+    used = sum(each["used"] for each in pool.call("GET", "/v1/history")["hours"]) / 3600
+    said = re.search(r"([\d.]+) GPU hours in 14 days, ([\d.]+) of them idle", panel.inner_text())
+    assert said
+    assert abs(float(said[1]) - used) <= max(0.011, 0.051 * used)
+    assert float(said[2]) <= float(said[1])
+
+
+def test_notebook_7_has_it_too(page, pool, lab: Lab):
+    """There is no launcher, status bar or strip of icons there; the sidebar, its commands and notices are."""
+    pytest.importorskip("notebook")
+    errors: list[str] = []
+    page.on("console", lambda said: said.type == "error" and errors.append(said.text))
+    pool.request(gpus=1, name="mine")
+    sidebar = Sidebar(page, lab).open("tree")
+    expect(sidebar.lease("mine")).to_contain_text("active")
+    lab.call("PUT", "api/contents/seven.ipynb", {"type": "notebook", "content": NOTEBOOK})
+    sidebar = Sidebar(page, lab).open("notebooks/seven.ipynb")
+    page.wait_for_function(KERNEL_READY, timeout=WAIT_MS)
+    toolbar = page.locator(".jp-NotebookPanel-toolbar")
+    expect(toolbar.get_by_role("button", name="Request GPUs")).to_be_visible()
+    sidebar.lease("mine").get_by_role("button", name="Use in notebook").click()
+    expect(cells(sidebar).last).to_contain_text("Pool().lease(")
+    assert not [each for each in errors if "gpupool" in each]
 
 
 def test_fair_shares_are_those_that_the_terminal_says(sidebar: Sidebar, pool):
