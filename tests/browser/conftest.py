@@ -75,7 +75,7 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 def _theirs(error: str) -> bool:
-    """Say whether an error is none of ours: JupyterLab's parts whose server is away, Notebook 7's settings."""
+    """Say whether an error is not ours: JupyterLab's parts whose server is away, Notebook 7's settings."""
     return "Failed to fetch" in error or ("notebook_core" in error and "jupyter-gpupool" not in error)
 
 
