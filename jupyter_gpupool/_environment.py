@@ -3,10 +3,12 @@
 Rule 1: what is sent is a wish (`preferred_…`), unless the person has said it: then the node obeys or says no.
 Rule 2: what differs is said before the first task, in a sentence, once for each lease; nothing is refused for
         it, as most work does not mind.
+Rule 3: nobody waits for it longer than a person notices: a worker that keeps the GIL answers in minutes only.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import sys
@@ -91,6 +93,8 @@ def _matters(name: str, full: str) -> str:
     return ".".join(full.split(".")[:2]) if name == "python" else full
 
 
+#: Seconds for the workers of a lease to say what they have.
+PATIENCE_S = 5.0
 #: Leases whose workers have been asked.
 _asked: set[str] = set()
 
@@ -108,7 +112,8 @@ async def tell(scheduler: Any, ident: str, lease: str) -> None:
     _asked.add(ident)
     answers: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # a lease that cannot be asked is used all the same
-        answers = await scheduler.broadcast(msg={"op": "gpupool_environment"}, on_error="ignore")
+        asking = scheduler.broadcast(msg={"op": "gpupool_environment"}, on_error="ignore")
+        answers = await asyncio.wait_for(asking, PATIENCE_S)
     theirs = [each for each in answers.values() if isinstance(each, dict)]
     if said := differences(lease, versions(), theirs):
         warnings.warn(" ".join(said), EnvironmentDiffersWarning, stacklevel=2)

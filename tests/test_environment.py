@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import warnings
@@ -9,15 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpupool import PoolError
+from jupyter_gpupool import PoolError, _environment
 from jupyter_gpupool._environment import EnvironmentDiffersWarning, differences, with_wishes
 from jupyter_gpupool.versions import versions
+from tests.conftest import wait_until
 
 SAME = {"versions": versions(), "missed": {}}
 
 
 def where():
     return str(Path.cwd()), sys.executable
+
+
+def keep_the_gil(begun, seconds):
+    begun.touch()
+    ctypes.PyDLL(None).sleep(seconds)
 
 
 def beside():
@@ -79,6 +86,17 @@ def test_what_the_node_does_not_have_is_said_where_it_was_only_preferred(pool):
         assert "do not work in /nowhere/at/all, which their node does not have" in str(told[0].message)
         assert "which has no /bin/false that would do" in str(told[0].message)
         assert client.submit(where).result(timeout=30)[1] == sys.executable
+
+
+def test_a_lease_whose_worker_keeps_the_gil_can_be_connected_to_meanwhile(pool, tmp_path, monkeypatch):
+    """A kernel that was restarted comes back to a lease at work; the comparison is not worth minutes."""
+    monkeypatch.setattr(_environment, "PATIENCE_S", 0.2)
+    with pool.request(gpus=1, name="busy") as lease:
+        client = lease.client()
+        busy = client.submit(keep_the_gil, tmp_path / "begun", 60)
+        wait_until((tmp_path / "begun").exists, 60)
+        client.sync(_environment.tell, client.scheduler, "as another process that asks", "busy")
+        assert busy.status == "pending"
 
 
 @pytest.mark.parametrize(
