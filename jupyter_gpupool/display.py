@@ -505,12 +505,16 @@ ANYBODY = {ANY: "everybody"}
 
 
 def amounts(given: Mapping[str, float]) -> str:
-    """Say GPUs by model.
+    """Say GPUs by model, CPUs and memory, whatever a model is called.
 
-    >>> amounts({"*": 8.0})
-    '8'
+    >>> amounts({"*": 8.0, "cpus": 96.0})
+    '8, 96 CPUs'
     """
-    words = {ANY: "{n:g}", "cpus": "{n:g} CPUs", "memory": "{size} of memory"}
-    return ", ".join(
-        words.get(key, f"{{n:g}} {TIMES} {key}").format(n=n, size=gigabytes(n)) for key, n in given.items()
-    )
+    return ", ".join(_amount(key, number) for key, number in given.items())
+
+
+def _amount(key: str, number: float) -> str:
+    if key == "memory":
+        return f"{gigabytes(number)} of memory"
+    unit = {ANY: "", "cpus": " CPUs"}.get(key, f" {TIMES} {key}")
+    return f"{number:g}{unit}"

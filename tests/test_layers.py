@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -228,6 +229,15 @@ def _inner(each: Import) -> str:
 def test_every_module_has_a_room():
     homeless = [name for name in MODULES if name and room_of(name) == "hooks"]
     assert not homeless, "give it a room in ROOMS and say what it may import"
+
+
+def test_the_architecture_names_every_room():
+    said = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = {
+        cell for row in said.splitlines() if row.startswith("| `") for cell in re.findall("`(.+?)`", row)
+    }
+    names = {name.replace(".", "/") for name in ROOMS.keys() - {"", "_", "core"}}
+    assert {each for each in names if not {f"{each}.py", f"{each}/"} & table} == set()
 
 
 @pytest.mark.parametrize("room", sorted(WHEN_LOADED))

@@ -59,8 +59,8 @@ def rmm_options(given: dict[str, Any], most: int) -> dict[str, Any]:
         given: What the request says; it can ask for less, never for more. A part (0.5) is one of the share.
         most: Bytes; 0: the worker has no share.
 
-    >>> rmm_options({"rmm_pool_size": 0.5}, 1024 * 2**20)
-    {'rmm_pool_size': 536870912, 'rmm_maximum_pool_size': 1073741824}
+    >>> rmm_options({"rmm_pool_size": "1GB"}, 0)  # a whole GPU: as the request says
+    {'rmm_pool_size': '1GB'}
     """
     if not most or not has(Layer.RMM):
         return given

@@ -69,7 +69,7 @@ def safe_name(name: str) -> str:
     """Make a name that is one short part of a path, and another one for each id.
 
     >>> safe_name("a1b2"), safe_name("a1b2/0")
-    ('a1b2', 'a1b2_0.ce9d0f90')
+    ('a1b2', 'a1b2_0.0b9711ce')
     """
     if re.fullmatch(r"[A-Za-z0-9-]{1,40}", name):
         return name
