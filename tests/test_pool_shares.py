@@ -401,6 +401,16 @@ class TestBackfill:
         made.wait(HOUR)
         assert made.state("gang") == "active"
 
+    def test_with_the_time_limit_that_is_named_a_request_does_start_now(self):
+        made = self.blocked()
+        made.wait(MINUTE // 2)
+        ask(made, "late", count=1, time_limit=2 * HOUR)
+        advice = made.pool.explain("late", made.now).reasons[-1].advice
+        assert advice == "A time limit of at most 59 min could start now."
+        made.release("late")
+        ask(made, "short", count=1, time_limit=59 * MINUTE)
+        assert made.state("short") == "active"
+
     def test_what_is_left_over_at_the_heads_start_can_be_used_by_anybody(self):
         made = world(project("a"))
         ask(made, "long", count=6, time_limit=HOUR)

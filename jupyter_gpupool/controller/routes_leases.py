@@ -277,9 +277,12 @@ async def attach(call: Call) -> Answer:
     if record.state is not LeaseState.ACTIVE:
         raise _not_ready(record)
     process, wrong = read_fields(call.body, PROCESS)
-    if wrong or process.keys() != PROCESS.keys():
-        sentence = f"A process is said by {', '.join(PROCESS)}."
-        raise Problem.refused(wrong) if wrong else Problem(Reason.BAD_REQUEST, sentence)
+    if wrong:
+        raise Problem.refused(wrong)
+    if missing := PROCESS.keys() - process.keys():
+        sentence = f"{', '.join(sorted(missing))} of the process is not given."
+        advice = "Use `%gpupool attach` or `lease.attach()`, which say it all."
+        raise Problem(Reason.BAD_REQUEST, sentence, advice)
     answer = await call.controller.attach(record.id, process)
     if answer.get("why"):
         raise Problem(

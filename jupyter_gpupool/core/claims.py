@@ -41,7 +41,7 @@ def commit(plan: Plan, parts: tuple[Part, ...]) -> None:
     claim.charges = tuple(state.price(part) for part in parts)
     _count(state, lease, 1)
     state.place(lease)
-    lease.why = f"{gpus(sum(part.milli for part in parts))} are being given back for it"
+    lease.why = f"others give back {gpus(sum(part.milli for part in parts))} for it"
     state.at(claim.until, "claim", lease.id)
     state.touch(lease)
     # It stands in nobody's way any more: who was held up by its reservation may start.

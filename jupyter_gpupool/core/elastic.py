@@ -102,7 +102,8 @@ def on_scaled(state: State, event: LeaseScaled) -> None:
     if lease is None:
         return
     if event.count < (1 if lease.state in WAITING or lease.suspending else 0):
-        lives.refuse(state, lease.id, Reason.BAD_REQUEST, f"{event.count} slices cannot be had.")
+        sentence = f"{lease.request.name} cannot be scaled to {event.count} slices while it waits."
+        lives.refuse(state, lease.id, Reason.BAD_REQUEST, sentence, "Give at least 1, or release it.")
         return
     drop = lease.claim is not None and event.count < lease.sure
     lease.wanted, lease.sure = event.count, min(lease.sure, event.count)

@@ -15,7 +15,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from jupyter_gpupool.core import bounds, elastic, forecast, give, placement, reclaim, submit, turns, whynot
-from jupyter_gpupool.core.model import ANY, LeaseState, Reason, Refusal, Request
+from jupyter_gpupool.core.model import ANY, MINUTE, LeaseState, Reason, Refusal, Request
 from jupyter_gpupool.core.state import WAITING, Lease, gpus
 from jupyter_gpupool.core.tree import apart
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from jupyter_gpupool.core.reserve import Reservation
+    from jupyter_gpupool.core.state import Claim
     from jupyter_gpupool.core.strokes import State
     from jupyter_gpupool.core.tree import Tenant
 
@@ -50,21 +51,30 @@ class Explanation:
 def explain(state: State, lease: Lease, now: int) -> Explanation:
     """Explain a lease or request of the pool."""
     if lease.state not in WAITING:
-        stands = "being suspended" if lease.suspending else lease.state
-        word = f"{lease.request.name} is {stands}" + (f": {lease.why}" if lease.why else "") + "."
-        return Explanation(starts_now=False, place=0, expected_start=0, reasons=(), sentences=(word,))
+        return _runs(lease)
     if lease.claim:
-        until = lease.claim.until - state.defaults.hold
-        minutes = max(0, -(-(until - now) // 60_000))
-        told = f"{lease.why[0].upper()}{lease.why[1:]}, in {minutes} min at the latest."
-        reason = Refusal(reason=Reason.RECLAIMING, sentence=told)
-        return Explanation(
-            starts_now=False,
-            place=[*state.claims].index(lease.id) + 1,
-            expected_start=until,
-            reasons=(reason,),
-            sentences=(told,),
-        )
+        return _claims(state, lease, lease.claim, now)
+    return _waits(state, lease)
+
+
+def _runs(lease: Lease) -> Explanation:
+    stands = "being suspended" if lease.suspending else lease.state
+    word = f"{lease.request.name} is {stands}" + (f": {lease.why}" if lease.why else "") + "."
+    return Explanation(starts_now=False, place=0, expected_start=0, reasons=(), sentences=(word,))
+
+
+def _claims(state: State, lease: Lease, claim: Claim, now: int) -> Explanation:
+    """Others give back for it."""
+    until = claim.until - state.defaults.hold
+    told = f"{lease.why[0].upper()}{lease.why[1:]}, {_at_the_latest(until - now)}."
+    reason = Refusal(reason=Reason.RECLAIMING, sentence=told)
+    place = [*state.claims].index(lease.id) + 1
+    return Explanation(
+        starts_now=False, place=place, expected_start=until, reasons=(reason,), sentences=(told,)
+    )
+
+
+def _waits(state: State, lease: Lease) -> Explanation:
     ahead = before(state, lease)
     book = elastic.heads(state).resolve()
     reasons = tuple(_reasons(state, lease, ahead, book))
@@ -129,13 +139,22 @@ def _or_wait(refusal: Refusal, left: int) -> Refusal:
     return replace(refusal, advice=f"{nearest}, or {wait}" if nearest else wait.capitalize())
 
 
+def _at_the_latest(left: int) -> str:
+    """By when something is to have happened, in so many milliseconds.
+
+    >>> _at_the_latest(61_000), _at_the_latest(0)
+    ('in 2 min at the latest', 'any moment now')
+    """
+    return f"in {-(-left // MINUTE)} min at the latest" if left > 0 else "any moment now"
+
+
 def _about(left: int) -> str:
     """Milliseconds in words, as exactly as such a forecast is worth.
 
     >>> _about(38 * 60_000), _about(3 * 3_600_000 + 1), _about(1)
     ('40 min', '4 h', '1 min')
     """
-    minutes = -(-left // 60_000)
+    minutes = -(-left // MINUTE)
     if minutes > 120:
         return f"{-(-minutes // 60)} h"
     return f"{minutes if minutes <= 10 else -(-minutes // 5) * 5} min"
@@ -196,12 +215,13 @@ def _served(tenant: Tenant) -> str:
 
 
 def _reserved(state: State, kept: Reservation) -> Refusal:
-    minutes = max(0, -(-(kept.start - state.now) // 60_000))
-    who = f"{kept.lease.request.user}'s {kept.lease.request.name}"
+    who, left = f"{kept.lease.request.user}'s {kept.lease.request.name}", kept.start - state.now
+    # Rounded down: what ends a moment after the head's start would delay it, and may not pass.
+    short = max(0, left // MINUTE)
     return Refusal(
         reason=Reason.RESERVED,
-        sentence=f"What is free is kept for {who}, which is to start in {minutes} min at the latest.",
-        advice=f"A time limit of at most {minutes} min could start now." if minutes else "",
+        sentence=f"What is free is kept for {who}, which is to start {_at_the_latest(left)}.",
+        advice=f"A time limit of at most {short} min could start now." if short else "",
         field="time_limit",
     )
 
