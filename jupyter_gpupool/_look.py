@@ -153,11 +153,10 @@ def _words(lease: Mapping[str, Any]) -> str:
 
 def _can(lease: Mapping[str, Any]) -> list[str]:
     """Say what can be done with a lease now, for whose it is."""
-    state = lease["state"]
-    if state in (LeaseState.DRAINING, LeaseState.ENDED):
+    if steps.is_over(lease):
         return []
-    if state in steps.WAITING:
-        return ["release"]
+    if lease["state"] != LeaseState.ACTIVE:
+        return ["release"]  # it waits, for the first time or to go on
     elastic = ["scale"] if (lease.get("requested") or {}).get("max_gpus") else []
     return ["extend", *(["keep"] if lease.get("idle_since") else []), *elastic, "release"]
 

@@ -97,7 +97,7 @@ def usable(
     return lease
 
 
-def is_over(lease: LeaseData) -> bool:
+def is_over(lease: Mapping[str, Any]) -> bool:
     """Return whether a lease has ended or is ending for good; one that is being suspended goes on later."""
     ending = lease["state"] == LeaseState.DRAINING and not lease.get("suspending")
     return bool(ending or lease["state"] == LeaseState.ENDED)

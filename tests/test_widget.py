@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from jupyter_gpupool._look import lease_said
 from tests.conftest import environment, wait_until
 from tests.kernel import Kernel
 
@@ -72,6 +73,31 @@ def test_a_lease_is_a_widget_with_its_text_and_html_beside_it_and_looks_only_whi
     last = said(kernel.heard(lambda each: (said(each) or {}).get("state") == "ended"))
     assert last["can"] == []
     wait_until(lambda: "gpupool-widget" not in kernel.run(THREADS))
+
+
+@pytest.mark.parametrize(
+    ("state", "can"),
+    [
+        pytest.param({"state": "pending"}, ["release"], id="what waits can be withdrawn"),
+        pytest.param(
+            {"state": "draining", "suspending": True}, ["release"], id="so can what is being suspended"
+        ),
+        pytest.param({"state": "suspended"}, ["release"], id="and what was"),
+        pytest.param({"state": "draining"}, [], id="what ends, ends"),
+        pytest.param({"state": "active", "idle_since": 1}, ["extend", "keep", "release"], id="what is idle"),
+    ],
+)
+def test_a_widget_offers_what_can_be_done_with_a_lease_now(state, can):
+    lease = {
+        "id": "a",
+        "name": "",
+        "why": "",
+        "place": None,
+        "ends_at": None,
+        "gpus": 1,
+        "expected_start": None,
+    }
+    assert lease_said({**lease, "slices": [], "reasons": [], **state}, (), None)["can"] == can
 
 
 def test_a_pool_is_a_widget_that_requests_and_lists_what_comes_of_it(kernel, pool):
