@@ -35,7 +35,7 @@ def amounts(request: Request, count: int, each: int) -> list[tuple[str, int]]:
 def most(state: State, request: Request, count: int, each: int) -> list[tuple[str, int]]:
     """What a request may come to be charged at most, but for the models that it leaves open."""
     cpus, memory = counts.most_of_host(state.cluster, wants.want_of(request))
-    said = [each for each in amounts(request, count, each) if each[0] not in (CPUS, MEMORY)]
+    said = [(key, amount) for key, amount in amounts(request, count, each) if key not in (CPUS, MEMORY)]
     return [*said, (CPUS, cpus * count), (MEMORY, memory * count)]
 
 

@@ -46,21 +46,25 @@ def commit(plan: Plan, parts: tuple[Part, ...]) -> None:
     state.touch(lease)
     # It stands in nobody's way any more: who was held up by its reservation may start.
     state.stirred = True
-    request, leaf = lease.request, plan.leaf
-    state.ledger.note(
-        Reclaim(
-            now=state.now,
-            lease=lease.id,
-            user=request.user,
-            project=request.project,
-            milli=sum(part.milli for part in parts),
-            served=leaf.served[ANY],
-            share=leaf.share[ANY],
-            victims=victims,
-            before=before,
-            after=state.tree.potential(),
-            number=state.ledger.count + 1,
-        )
+    state.ledger.note(_record(plan, parts, victims, before))
+
+
+def _record(
+    plan: Plan, parts: tuple[Part, ...], victims: tuple[Victim, ...], before: tuple[int, int]
+) -> Reclaim:
+    state, leaf, request = plan.state, plan.leaf, plan.lease.request
+    return Reclaim(
+        now=state.now,
+        lease=plan.lease.id,
+        user=request.user,
+        project=request.project,
+        milli=sum(part.milli for part in parts),
+        served=leaf.served[ANY],
+        share=leaf.share[ANY],
+        victims=victims,
+        before=before,
+        after=state.tree.potential(),
+        number=state.ledger.count + 1,
     )
 
 
@@ -91,41 +95,48 @@ def _hold_free(state: State, lease: Lease, awaited: dict[str, str]) -> None:
 
 def _take(plan: Plan, picks: list[Pick], deadline: int) -> Victim:
     """Let one lease give back: its owner is told at once, its running tasks may finish up to the deadline."""
-    state, lease = plan.state, picks[0].lease
-    slices = [each for pick in picks for each in pick.slices]
-    milli, whole = sum(each.milli for each in slices), any(pick.whole for pick in picks)
-    ran = lease.ran + state.now - lease.granted_at
-    wait = _span(state.defaults.grace)
-    mine, other = apart(plan.leaf, picks[0].leaf)
-    above = f"and {other.title()} above its ({gpus(other.share[ANY])})" if whole else "and surplus goes first"
-    why = f"{mine.title()} is below its share ({gpus(mine.share[ANY])}) {above}"
-    if whole:
-        told = (
-            f"{lease.request.name} will be suspended in {wait}: {why}. Running tasks may finish until then;"
-            f" queued tasks stay, finished results are computed again; {_lost(lease)}."
-        )
-    else:
-        told = f"{lease.request.name} gives back {gpus(milli)} of surplus in {wait}: {why}."
+    state, lease, number = plan.state, picks[0].lease, plan.state.ledger.count + 1
+    slices, whole = [each for pick in picks for each in pick.slices], any(pick.whole for pick in picks)
+    victim, why = _victim(state, lease, slices, whole=whole), _why(plan, picks[0], whole=whole)
     held = [list(each) for each in lease.holds] if whole else []
-    slice_ids = [each.id for each in slices]
-    data = json.dumps({"for": plan.lease.id, "deadline": deadline, "slices": slice_ids, "lost": held})
-    state.tell(lease, Notice.RECLAIM, told, data)
+    said = {"for": plan.lease.id, "deadline": deadline, "slices": [each.id for each in slices], "lost": held}
+    state.tell(lease, Notice.RECLAIM, _told(state, lease, victim, why), json.dumps(said))
     lease.taken_at = state.now
     if whole:
-        lives.suspend(state, lease, deadline, why, state.ledger.count + 1)
-    else:
-        for slice_ in slices:
-            shrink(state, lease, slice_.id, deadline, why, reclaim=state.ledger.count + 1)
-        state.place(lease)
-    user, project = lease.request.user, lease.request.project
+        lives.suspend(state, lease, deadline, why, number)
+        return victim
+    for slice_ in slices:
+        shrink(state, lease, slice_.id, deadline, why, reclaim=number)
+    state.place(lease)
+    return victim
+
+
+def _victim(state: State, lease: Lease, slices: list[Slice], *, whole: bool) -> Victim:
     return Victim(
         lease=lease.id,
-        user=user,
-        project=project,
+        user=lease.request.user,
+        project=lease.request.project,
         slices=len(slices),
-        milli=milli,
+        milli=sum(each.milli for each in slices),
         whole=whole,
-        ran=ran,
+        ran=lease.ran + state.now - lease.granted_at,
+    )
+
+
+def _why(plan: Plan, pick: Pick, *, whole: bool) -> str:
+    mine, other = apart(plan.leaf, pick.leaf)
+    above = f"and {other.title()} above its ({gpus(other.share[ANY])})" if whole else "and surplus goes first"
+    return f"{mine.title()} is below its share ({gpus(mine.share[ANY])}) {above}"
+
+
+def _told(state: State, lease: Lease, victim: Victim, why: str) -> str:
+    """Tell an owner what is taken, when and why, and what is lost by it."""
+    name, wait = lease.request.name, _span(state.defaults.grace)
+    if not victim.whole:
+        return f"{name} gives back {gpus(victim.milli)} of surplus in {wait}: {why}."
+    return (
+        f"{name} will be suspended in {wait}: {why}. Running tasks may finish until then;"
+        f" queued tasks stay, finished results are computed again; {_lost(lease)}."
     )
 
 

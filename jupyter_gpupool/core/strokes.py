@@ -145,9 +145,12 @@ class State:
         found = self.takeable_from.get(leaf)
         if found is None:
             leases = (self.leases[ident] for ident in self.holding.get(leaf, ()))
-            times = (max(each.granted_at, each.taken_at) + self.defaults.min_run for each in leases)
-            found = self.takeable_from[leaf] = sorted(times)
+            found = self.takeable_from[leaf] = sorted(self.free_at(each) for each in leases)
         return found
+
+    def free_at(self, lease: Lease) -> int:
+        """From when on a lease can be taken from: it has run long enough since grant and last loss."""
+        return max(lease.granted_at, lease.taken_at) + self.defaults.min_run
 
     def slice_of(self, ident: str) -> tuple[Lease, Slice] | None:
         """The slice of that id with its lease, None if there is none."""

@@ -145,7 +145,7 @@ def able(state: State) -> tuple[dict[Tenant, list[Tenant]], int]:
         if lease.extra and takeable(state, lease):
             found.setdefault(state.tree.root, [])
         elif lease.extra:
-            wake = _sooner(wake, [free_at(state, lease)], state.now)
+            wake = _sooner(wake, [state.free_at(lease)], state.now)
     return found, wake
 
 
@@ -155,14 +155,9 @@ def _sooner(wake: int, times: list[int], now: int) -> int:
     return min(wake or times[at], times[at]) if at < len(times) else wake
 
 
-def free_at(state: State, lease: Lease) -> int:
-    """From when on something can be taken from a lease: it has run long enough since grant and last loss."""
-    return max(lease.granted_at, lease.taken_at) + state.defaults.min_run
-
-
 def takeable(state: State, lease: Lease) -> bool:
     """It runs, and has run long enough since its grant and since something was last taken from it."""
-    return lease.state in HOLDING and free_at(state, lease) <= state.now
+    return lease.state in HOLDING and state.free_at(lease) <= state.now
 
 
 def firm(state: State, lease: Lease) -> bool:
