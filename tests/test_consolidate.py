@@ -8,17 +8,22 @@ from hypothesis import strategies as st
 
 from jupyter_gpupool.core.model import (
     AddSlice,
+    ConfigChanged,
     ConsolidationAsked,
+    Defaults,
     DrainSlice,
     LeaseBusy,
     LeaseHolds,
     LeaseIdle,
+    NodeJoined,
     Notify,
+    Project,
     Reason,
     RefuseRequest,
     SliceFailed,
     SliceStarted,
     StartLease,
+    UserShare,
 )
 from tests.controller_kit import running
 from tests.placing import node as mig_node
@@ -114,6 +119,20 @@ def test_an_empty_gpu_stays_empty_and_another_model_is_no_place():
     world.ask("other", milli=300, node="node-2")
     idle(world, "a", "b", "other")
     assert world.pool.consolidation().moves == []
+
+
+@pytest.mark.parametrize(("limit", "moves"), [((), True), ((("cpus", 1_000),), False)])
+def test_nobody_is_moved_beyond_a_hard_limit(limit, moves):
+    """A share of a GPU goes with 600 thousandths of a CPU on the one node, with 4,800 on the other."""
+    world = World(node("node-1", cpus=8_000))
+    ann = UserShare(name="ann", limit=limit)
+    world.send(ConfigChanged, projects=(Project(name="default", users=(ann,)),), defaults=Defaults())
+    world.ask("a", milli=300)
+    world.send(NodeJoined, node=node("node-2", cpus=64_000))
+    world.ask("b", "ben", milli=300, node="node-2")
+    idle(world, "a")
+    world.send(ConsolidationAsked)
+    assert (devices(world, "a") == devices(world, "b")) is moves
 
 
 def test_shares_of_one_lease_keep_apart():

@@ -5,7 +5,9 @@ Rule 1: only slices of leases that lose nothing by it move: elastic or idle ones
 Rule 2: a device is cleared whole or not at all, onto devices of the same model that are in use already; all
         new slices are granted in the stroke in which the old ones begin to leave.
 Rule 3: a move is as ever: grant elsewhere, drain, release. Running tasks end first, however long they take.
-Rule 4: emptier devices are cleared first; ties break by UUID. The same pool gives the same plan.
+Rule 4: whoever has a hard limit is charged for no more than before, of GPUs, CPUs or memory: the part of a
+        node that goes with a slice may be larger elsewhere.
+Rule 5: emptier devices are cleared first; ties break by UUID. The same pool gives the same plan.
 
 Not its business: whether whole GPUs are wanted. Whoever asks knows why.
 """
@@ -112,7 +114,15 @@ def _place(state: State, lease: Lease, slice_: Slice, moves: list[Move]) -> Part
     ]
     same = dataclasses.replace(lease.request, model=state.model_of(slice_.device))
     found = placement.place(avoiding(same, slice_.device), state.cluster, count=1, have=have)
-    return found.parts[0] if isinstance(found, placement.Placement) else None
+    if not isinstance(found, placement.Placement):
+        return None
+    [part] = found.parts
+    return None if state.leaf(lease.request).limited and _is_more(part, slice_) else part
+
+
+def _is_more(part: Part, slice_: Slice) -> bool:
+    """Whether a part takes more of anything that has limits than the slice that would move there."""
+    return part.milli > slice_.milli or part.cpus > slice_.cpus or part.memory > slice_.memory
 
 
 def on_asked(state: State, _event: ConsolidationAsked) -> None:
