@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import bounds, claims, give, grants, lives, replace, turns, wants
+from jupyter_gpupool.core import bounds, claims, give, grants, lives, placement, replace, turns, wants
 from jupyter_gpupool.core.line import Base, Kind
 from jupyter_gpupool.core.model import WHOLE, Notice, Reason
 from jupyter_gpupool.core.reserve import Book, count_free
@@ -42,7 +42,8 @@ def grow(state: State) -> None:
 def _may_grow(state: State, lease: Lease) -> bool:
     """A quick look at whether there could be room, and whether a limit stands against it."""
     base = _one(state, lease)
-    if (base.plain or base.together) and not count_free(state, base.kind):
+    counted = base.plain or base.together
+    if not (count_free(state, base.kind) if counted else placement.may_fit(base.request, state.cluster, 1)):
         return False
     leaf = state.leaf(lease.request)
     if not leaf.limited:

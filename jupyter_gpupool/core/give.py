@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import bounds, grants, turns
+from jupyter_gpupool.core import bounds, grants, placement, turns
 from jupyter_gpupool.core.reserve import Book, count_free
 
 if TYPE_CHECKING:
@@ -102,7 +102,11 @@ def may_fit(state: State) -> list[Shape]:
             continue
         for shape in kind.shapes:
             base = shape.base
-            if base.failed != state.freed and (base.count <= free or not (base.plain or base.together)):
+            if base.failed != state.freed and (
+                base.count <= free
+                if base.plain or base.together
+                else placement.may_fit(base.request, state.cluster, base.count)
+            ):
                 found.append(shape)
     return found
 

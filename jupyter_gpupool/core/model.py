@@ -18,7 +18,10 @@ import types
 import typing
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: One whole GPU, in thousandths.
 WHOLE = 1000
@@ -796,6 +799,8 @@ class Notify(Instruction):
 # ----------------------------------------------------------------------------------------------------- JSON
 
 _T = TypeVar("_T")
+#: Most of what is written, and written as it is.
+_PLAIN = (str, int, bool, type(None))
 
 
 def encode(value: Any) -> Any:
@@ -804,6 +809,8 @@ def encode(value: Any) -> Any:
     >>> encode(Tick(now=5))
     {'type': 'Tick', 'now': 5, 'cause': ''}
     """
+    if type(value) in _PLAIN:
+        return value
     if is_dataclass(value) and not isinstance(value, type):
         data: dict[str, Any] = {}
         if isinstance(value, PoolEvent | Instruction):
@@ -835,37 +842,53 @@ def decode(kind: type[_T], data: Any) -> _T:
         raise ValueError(f"not a {getattr(kind, '__name__', kind)}: {error}") from error
 
 
-def _decode(kind: Any, data: Any) -> Any:  # noqa: PLR0911 - a table of kinds in reading order
-    if kind is Any:
-        return data
-    origin = get_origin(kind)
+def _decode(kind: Any, data: Any) -> Any:
+    return _reader(kind)(data)
+
+
+@functools.cache
+def _reader(kind: Any) -> Callable[[Any], Any]:  # noqa: PLR0911 - a table of kinds in reading order
+    """What reads a kind of value; found once, as whole pools are read so."""
+    origin, arms = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        inner = [arm for arm in get_args(kind) if arm is not type(None)]
-        return None if data is None else _decode(inner[0], data)
+        inner = _reader(next(arm for arm in arms if arm is not type(None)))
+        return lambda data: None if data is None else inner(data)
     if origin is tuple:
-        return _decode_tuple(get_args(kind), data)
+        return _tuple_reader(arms)
     if origin is dict:
-        return {key: _decode(get_args(kind)[1], item) for key, item in data.items()}
+        item = _reader(arms[1])
+        return lambda data: {key: item(each) for key, each in data.items()}
     if is_dataclass(kind) and isinstance(kind, type):
-        return _decode_dataclass(kind, data)
+        return functools.partial(_decode_dataclass, kind)
     if isinstance(kind, type) and issubclass(kind, StrEnum):
-        return kind(data)
-    if kind in (int, str, bool) and type(data) is not kind:
+        return kind
+    if kind in (int, str, bool):
+        return functools.partial(_exactly, kind)
+    return lambda data: data
+
+
+def _exactly(kind: type, data: Any) -> Any:
+    if type(data) is not kind:
         raise TypeError(f"{data!r} is not {kind.__name__}")
     return data
 
 
-def _decode_tuple(arms: tuple[Any, ...], data: Any) -> tuple[Any, ...]:
+def _tuple_reader(arms: tuple[Any, ...]) -> Callable[[Any], Any]:
+    readers = [_reader(arm) for arm in arms if arm is not Ellipsis]
     if len(arms) == 2 and arms[1] is Ellipsis:
-        return tuple(_decode(arms[0], item) for item in data)
-    return tuple(_decode(arm, item) for arm, item in zip(arms, data, strict=True))
+        return lambda data: tuple([readers[0](item) for item in data])
+    return lambda data: tuple(read(item) for read, item in zip(readers, data, strict=True))
 
 
 def _decode_dataclass(kind: type, data: dict[str, Any]) -> Any:
     if issubclass(kind, PoolEvent | Instruction):
         kind = _tagged(PoolEvent if issubclass(kind, PoolEvent) else Instruction)[data["type"]]
-    known = {name: _decode(hint, data[name]) for name, hint in _field_types(kind).items() if name in data}
-    return kind(**known)
+    return kind(**{name: read(data[name]) for name, read in _field_readers(kind) if name in data})
+
+
+@functools.cache
+def _field_readers(kind: type) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    return tuple((name, _reader(hint)) for name, hint in _field_types(kind).items())
 
 
 @functools.cache

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from jupyter_gpupool.core.cluster import Cluster
 
-__all__ = ["NoPlacement", "Placement", "feasible_ever", "place"]
+__all__ = ["NoPlacement", "Placement", "feasible_ever", "may_fit", "place"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,15 @@ def place(
         return search.run()
 
 
+def may_fit(request: Request, cluster: Cluster, count: int) -> bool:
+    """A quick look at whether there could be room for `count` slices of a request; False: there is none."""
+    want = want_of(request)
+    if want.isolated and not want.mig:
+        return True  # by need: what has no room for the smallest profile may have it for another
+    found = ranking.space(cluster, want)
+    return count <= (found.most if request.same_node or request.nvlink else found.total)
+
+
 @dataclass(slots=True)
 class _Search:
     """One search for a place."""
@@ -92,7 +101,7 @@ class _Search:
     def run(self) -> Placement | NoPlacement:
         stack = self.request.same_device or self.request.isolated or bool(self.request.mig)
         want = want_of(self.request, () if stack else [each.device for each in self.have])
-        for nth in self._sizes(want):
+        for nth in self._sizes(want) if may_fit(self.request, self.cluster, self.count) else ():
             for doubtful in (False, True) if self.cluster.doubtful.any() else (True,):
                 rows = self._rows(dataclasses.replace(want, nth=nth) if nth else want, doubtful)
                 if rows is not None:

@@ -6,6 +6,7 @@ Rule 1: first what the worth of gaps says (shares; `fragmentation`), coarsely; t
         gradient alone does worse than plain best fit.
 Rule 2: a MIG instance that exists is better than one to be made, and else the place that costs others least.
 Rule 3: what was worked out for a node holds until the node changes.
+Rule 4: most of what is tried in a full pool fits nowhere; `space` finds that out without ranking anything.
 """
 
 from __future__ import annotations
@@ -143,6 +144,43 @@ def ranking(cluster: Cluster, want: Want, count: int, *, doubtful: bool) -> Rank
             known.pop(next(iter(known)))
         found = known[key] = Ranking(cluster, want, count, doubtful=doubtful)
     assert isinstance(found, Ranking)
+    found.refresh(cluster)
+    return found
+
+
+class Space:
+    """For one kind of slice: how many each node has room for, devices under watch included."""
+
+    def __init__(self, cluster: Cluster, want: Want) -> None:
+        """Prepare for slices of a kind."""
+        self._want = want
+        self._mark = (-1, 0)
+        self._room = np.zeros(len(cluster.free), dtype=np.int64)
+        #: All nodes together, and the most of any one.
+        self.total = self.most = 0
+
+    def refresh(self, cluster: Cluster) -> None:
+        """Work out again what has changed."""
+        self._mark, changed = cluster.changes_since(self._mark)
+        rows = np.array(list(cluster.row_of.values()) if changed is None else changed, dtype=np.int64)
+        if not len(rows):
+            return
+        found = room(cluster, self._want)
+        usable = usable_devices(cluster, self._want, found, rows, doubtful=True)
+        self._room[rows] = capacity(cluster, self._want, found, rows, usable)
+        self.total, self.most = int(self._room.sum()), int(self._room.max())
+
+
+def space(cluster: Cluster, want: Want) -> Space:
+    """How much room there is for a kind of slice, up to date."""
+    known = cluster.memo.setdefault("spaces", {})
+    assert isinstance(known, dict)
+    found = known.get(want)
+    if found is None:
+        if len(known) >= KEPT:
+            known.pop(next(iter(known)))
+        found = known[want] = Space(cluster, want)
+    assert isinstance(found, Space)
     found.refresh(cluster)
     return found
 

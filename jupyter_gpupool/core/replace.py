@@ -143,7 +143,8 @@ def _find(state: State, lease: Lease, ident: str, device: str) -> placement.Plac
     have = [each for each in lease.live() if each.id != ident]
     known = lease.charges.get(ident)
     asked = bounds.narrowed(state, lease.request, lease.estimate, keep=known.model if known else "")
-    tries: list[tuple[Request, list[str]]] = [(avoiding(asked, device), []), (asked, [])]
+    free = placement.may_fit(lease.request, state.cluster, 1)
+    tries: list[tuple[Request, list[str]]] = [(avoiding(asked, device), []), (asked, [])] if free else []
     if state.claims and _within_quota(state, lease):
         tries.append((asked, list(state.claims)))
     for request, allow in tries:
