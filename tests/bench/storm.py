@@ -142,11 +142,16 @@ def storm(steps: int, seed: int) -> dict[str, float]:
     """Let so many things happen."""
     began = time.process_time()
     world, rng = naive.Naive(keep=False), random.Random(seed)
-    for number in range(1, steps + 1):
-        step(world, rng)
-        if number % LOOK == 0:
-            world.check()
-    world.all_is_given_back()
+    number = 0
+    try:
+        for number in range(1, steps + 1):
+            step(world, rng)
+            if number % LOOK == 0:
+                world.check()
+        world.all_is_given_back()
+    except Exception as error:
+        error.add_note(f"at step {number} of seed {seed}")
+        raise
     return {
         "steps": steps,
         "events": world.counts["events"],
