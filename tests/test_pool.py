@@ -7,6 +7,7 @@ import json
 import pytest
 
 from jupyter_gpupool.core.model import (
+    ANY,
     HOUR,
     MINUTE,
     WHOLE,
@@ -293,6 +294,18 @@ class TestMigration:
         assert len(world.pool.leases["a"].charges) == 1
         world.send(SliceStarted, slice="a/2")
         assert world.devices("a") == [world.pool.leases["a"].slices["a/2"].device]
+
+    def test_a_slice_whose_second_replacement_is_there_before_it_is_gone_is_wanted_no_more_then(self):
+        world = World(node("node-1", 1), node("node-2", 1))
+        world.ask("a", milli=250)
+        world.ignore = {AddSlice, StopSlice}
+        world.send(SliceFailed, slice="a/0", why="died")
+        lease, tree = world.pool.leases["a"], world.pool._state.tree
+        world.send(NodeLost, node=lease.slices["a/1"].node)
+        assert set(lease.charges) == {"a/0", "a/2"}
+        world.send(SliceFreed, slice="a/0")
+        assert set(lease.charges) == {"a/2"}
+        assert tree.root.demand[ANY] == 250
 
     def test_a_poisoned_worker_is_restarted_where_it_is(self, world):
         world.ask("a")
