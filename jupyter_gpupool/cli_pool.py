@@ -43,6 +43,7 @@ def _start(_: None, args: Namespace) -> Any:
 
     listen = {"host": args.host, "port": args.port, "comm_port": args.comm_port, "name": args.name}
     listen |= {"trust_users": args.trust_users, "hub_api_url": args.hub_api_url}
+    listen |= {"user_map": args.user_map and str(Path(args.user_map).absolute())}
     if args.host in ("0.0.0.0", "::") and not args.name:  # noqa: S104 - the administrator's wish
         listen["name"] = _own_name()
     nodes = {socket.gethostname().partition(".")[0]: 0} if args.no_gpus else _simulated(args.simulate)
@@ -261,6 +262,14 @@ def _token(pool: Pool, args: Namespace) -> Any:
     return f"{args.who} logs in with:\n    jupyter gpupool login {made['line']}"
 
 
+def _remove(pool: Pool, args: Namespace) -> str:
+    pool.call("DELETE", f"/v1/agents/{args.node}")
+    return (
+        f"The agent of {args.node} cannot come back, and its work moves when the node is given up."
+        f" `{_PROG} start` prints a line for it to join anew."
+    )
+
+
 def _drill(pool: Pool, args: Namespace) -> str:
     if args.end:
         pool.undrill(args.device)
@@ -328,6 +337,7 @@ OWN: tuple[Command, ...] = (
             ),
             option("--hub-api-url", "the people of this JupyterHub are the pool's too", "URL"),
             option("--trust-users", "serve many people even where leases cannot run as their OS users"),
+            option("--user-map", "YAML of NAME: OS-USER: as whom the leases of people run", "FILE"),
             option("--no-gpus", "this machine has none to give; it only runs the pool for others"),
         ),
         run=_start,
@@ -411,6 +421,12 @@ OWN: tuple[Command, ...] = (
             option("--admin", "the user may change the pool and see everybody's leases"),
         ),
         run=_token,
+    ),
+    Command(
+        name="remove",
+        help="Shut a node's agent out for good: its certificate is worthless from now on.",
+        arguments=(option("node", "its name; drain it first, so that its work moves", "NODE"),),
+        run=_remove,
     ),
     Command(
         name="set-projects",

@@ -44,6 +44,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--comm-port", type=int, default=0, help="of the agents; 0: as before, at first any")
     parser.add_argument("--name", default="", help="the name by which others reach this machine")
     parser.add_argument("--trust-users", action="store_true", help="people may share an OS user")
+    parser.add_argument("--user-map", type=Path, help="YAML file: the OS users as whom people's leases run")
     parser.add_argument("--hub-api-url", default="", help="of a JupyterHub whose people are the pool's too")
     parser.add_argument("--hub-service", default="gpupool", help="the pool's name among the Hub's services")
     parser.add_argument(
@@ -70,12 +71,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 async def serve(options: argparse.Namespace) -> None:
     """Run the controller until it is asked to end."""
     from jupyter_gpupool.controller import versions
+    from jupyter_gpupool.controller.accounts import read_accounts
     from jupyter_gpupool.controller.auth import Authority
     from jupyter_gpupool.controller.machine import Controller
     from jupyter_gpupool.controller.store import Store
 
     store = Store(options.dir / "journal.sqlite")
-    controller = Controller(store, Authority(options.dir), trust_users=options.trust_users)
+    accounts = read_accounts(options.user_map)
+    controller = Controller(store, Authority(options.dir), trust_users=options.trust_users, accounts=accounts)
     if why := "" if options.any_agents else versions.objection(store, controller.pool):
         await controller.close()
         service.give_up(why)
@@ -145,13 +148,18 @@ def announce(folder: Path, url: str, controller: Controller) -> None:
 
 
 def appoint(folder: Path, controller: Controller) -> None:
-    """Make whoever starts the pool its first administrator, by a token in a file that only they can read."""
+    """Make whoever starts the pool its owner and first administrator, by a token in a file only for them.
+
+    A pool whose agents cannot switch users serves its owner, whoever starts its controller later.
+    """
     from jupyter_gpupool.controller.auth import write_private
 
     path, user = folder / ADMIN, getpass.getuser()
     if not path.exists():
         token = controller.tokens.create(user, ("admin",), label="who started the pool")
         write_private(path, json.dumps({"user": user, "token": token}))
+    if controller.store.get("owner") is None:
+        controller.store.put("owner", json.loads(path.read_text(encoding="utf-8"))["user"])
 
 
 async def _end_with_folder(controller: Controller, options: argparse.Namespace) -> None:

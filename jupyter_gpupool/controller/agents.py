@@ -22,6 +22,8 @@ from jupyter_gpupool import wire
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from jupyter_gpupool.controller.certificates import Certificates
+
 logger = logging.getLogger(__name__)
 
 #: An agent that has been heard within so many seconds is there; another one of its name is refused.
@@ -60,6 +62,7 @@ class Agents:
         scheduler: The controller's Dask scheduler.
         heard: How far the journal has each node's reports: node, the agent's life, number.
         clock: Seconds that nobody can set.
+        certificates: Which of the agents' certificates are good; None: all that the authority has signed.
     """
 
     def __init__(
@@ -67,8 +70,10 @@ class Agents:
         scheduler: Any,
         heard: Iterable[tuple[str, str, int]] = (),
         clock: Callable[[], float] = time.monotonic,
+        certificates: Certificates | None = None,
     ) -> None:
         self._scheduler = scheduler
+        self._certificates = certificates
         self._clock = clock
         #: When each Dask worker was heard last. Dask keeps that by a clock that can be set.
         self._heard_at: dict[str, float] = {}
@@ -95,6 +100,23 @@ class Agents:
             self._scheduler.worker_send(worker, {"op": wire.OP, "orders": [{"order": "refused", "why": why}]})
             return
         self._present[name.node] = _Present(worker, name)
+
+    def stranger(self, comm: Any, dask_name: Any) -> str:
+        """Say why who registers under that Dask name is not the node's agent; "" where it may be."""
+        name = parse_name(dask_name)
+        if name is None:  # nothing is taken from it, see `came`
+            return ""
+        if wire.peer_name(comm) != wire.agent_name(name.node):
+            return f"Somebody speaks for node {name.node} without its certificate, and is not heard."
+        if self._certificates is not None and not self._certificates.good(name.node, comm):
+            return f"The certificate of {name.node} was revoked: let it join anew, with a new line."
+        return ""
+
+    async def hang_up(self, node: str) -> None:
+        """Break a node's connection, if it has one."""
+        present = self._present.get(node)
+        if present is not None:
+            await self._scheduler.remove_worker(present.worker, stimulus_id="removed", close=False)
 
     def beat(self, worker: str) -> None:
         """A Dask worker has been heard."""

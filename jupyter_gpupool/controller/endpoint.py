@@ -17,6 +17,7 @@ from urllib.parse import unquote
 
 from tornado.web import HTTPError, RequestHandler, stream_request_body
 
+from jupyter_gpupool.controller.accounts import is_root
 from jupyter_gpupool.controller.problems import CONTENT_TYPE, Problem, Trouble
 from jupyter_gpupool.controller.router import Answer, Call, Route, read_query
 from jupyter_gpupool.controller.store import StoreError
@@ -126,7 +127,7 @@ class Endpoint(RequestHandler):
         token = token.strip() if scheme.lower() == "bearer" else ""
         person = self.api.controller.tokens.verify(token)
         if person is None and self.api.hub:
-            person = await self.api.hub.verify(token)
+            person = _no_root(await self.api.hub.verify(token))
         if person is None:
             _count(self.api.addresses, peer)
             raise Problem(
@@ -226,6 +227,18 @@ class Endpoint(RequestHandler):
         if not isinstance(value, HTTPError):
             request = self.request
             logger.error("%s %s failed", request.method, request.path, exc_info=(kind, value, trace))
+
+
+def _no_root(person: Person | None) -> Person | None:
+    """Refuse the name of the OS's root to a JupyterHub: whoever may give names there is not root here.
+
+    Raises:
+        Problem: It is that name.
+    """
+    if person is not None and is_root(person.user):
+        sentence = f"{person.user} of the JupyterHub is nobody in this pool: it is the name of root."
+        raise Problem(Trouble.NOT_ALLOWED, sentence, "Log in to the Hub under another name.")
+    return person
 
 
 def _count(limiter: Limiter, caller: str) -> None:

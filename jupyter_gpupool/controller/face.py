@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from jupyter_gpupool.controller.auth import Authority, Tokens
+    from jupyter_gpupool.controller.certificates import Certificates
     from jupyter_gpupool.controller.clock import Clock
     from jupyter_gpupool.controller.store import Once, Store
     from jupyter_gpupool.core.model import Instruction, PoolEvent, Reading
@@ -21,6 +22,8 @@ class ControllerFace(Protocol):
     clock: Clock
     tokens: Tokens
     authority: Authority
+    #: Which of the agents' certificates are good.
+    certificates: Certificates
     #: Whether people trust one another, so that agents which cannot switch users may serve several of them.
     trust_users: bool
     #: The address of the Dask comm that agents connect to.
@@ -69,6 +72,13 @@ class ControllerFace(Protocol):
 
     async def drill(self, device: str, xid: int) -> str:
         """Break a device for practice (XID 0: make it good again); return "" or why not."""
+
+    async def remove(self, node: str) -> None:
+        """Let a node's agent never come back on a certificate that it has, and hang up on it.
+
+        Raises:
+            StoreError: It is as it was.
+        """
 
     def stop(self, why: str, *, everything: bool = False) -> None:
         """End the controller's process softly; leases and agents go on unless everything is to end."""

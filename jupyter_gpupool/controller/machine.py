@@ -15,8 +15,10 @@ import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from jupyter_gpupool.controller.accounts import Accounts
 from jupyter_gpupool.controller.agents import Agents
 from jupyter_gpupool.controller.auth import Authority, Tokens
+from jupyter_gpupool.controller.certificates import Certificates
 from jupyter_gpupool.controller.clock import Clock
 from jupyter_gpupool.controller.fitness import PoolFitness
 from jupyter_gpupool.controller.hearing import Hearing
@@ -70,14 +72,24 @@ class Controller:
         store: The journal, open.
         authority: The pool's certificate authority.
         trust_users: Whether people trust one another, where agents cannot switch users.
+        accounts: As which OS users people's leases run; default: as those of their names.
 
     Raises:
         StoreError: The journal is damaged.
     """
 
-    def __init__(self, store: Store, authority: Authority, *, trust_users: bool = False) -> None:
+    def __init__(
+        self,
+        store: Store,
+        authority: Authority,
+        *,
+        trust_users: bool = False,
+        accounts: Accounts | None = None,
+    ) -> None:
         self.store = store
         self.authority = authority
+        self.accounts = accounts or Accounts()
+        self.certificates = Certificates(store)
         self.trust_users = trust_users
         self.clock = Clock(store)
         self.tokens = Tokens(store)
@@ -118,7 +130,7 @@ class Controller:
             security=self.authority.comm_security(),
             folder=self.authority.folder,
         )
-        self.agents = Agents(self.scheduler, self.store.heard())
+        self.agents = Agents(self.scheduler, self.store.heard(), certificates=self.certificates)
         try:
             await self.scheduler
         except RuntimeError as error:
@@ -292,6 +304,15 @@ class Controller:
                 self.submit(NodeSilent(now=self.clock.now(), cause="its connection broke", node=node))
         self.wake()
 
+    async def remove(self, node: str) -> None:
+        """Let a node's agent never come back on a certificate that it has, and hang up on it.
+
+        Raises:
+            StoreError: It is as it was.
+        """
+        self.certificates.revoke(node)
+        await self.agents.hang_up(node)
+
     # ---------------------------------------------------------------------------------------- the API's side
 
     def wake(self) -> None:
@@ -349,7 +370,12 @@ class Controller:
         """
         record = self.pool.leases[lease]
         nodes = sorted({each.node for each in record.slices.values()})
-        question = {"order": "attach", "lease": lease, "user": record.request.user, **process}
+        question = {
+            "order": "attach",
+            "lease": lease,
+            "user": self.accounts.of(record.request.user),
+            **process,
+        }
         answers = await asyncio.gather(*(self.agents.ask(node, question, ANSWER) for node in nodes))
         said = [each for each in answers if each]
         # One node: on a machine there is one, unless they are simulated; a process is on one of these then.

@@ -80,7 +80,8 @@ def _answer(status: int, schema: str, media: str = "application/json") -> dict[s
 
 def _in_path(route: Route) -> list[dict[str, Any]]:
     names = re.findall(r"\{(\w+)\+?\}", route.path)
-    return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+    schema = {"type": "string", "minLength": 1}
+    return [{"name": name, "in": "path", "required": True, "schema": schema} for name in names]
 
 
 def _in_query(route: Route) -> list[dict[str, Any]]:

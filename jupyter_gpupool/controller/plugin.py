@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 from distributed import Scheduler
@@ -72,6 +73,15 @@ class PoolScheduler(Scheduler):
 
     def start_http_server(self, *_arguments: Any, **_more: Any) -> None:
         """Serve no HTTP: people have the pool's own API, and there is nothing else to see here."""
+
+    async def add_worker(self, comm: Any, **message: Any) -> None:
+        """Take an agent in, if its certificate says that it is the node's and has not been revoked."""
+        why = self._agents().stranger(comm, message.get("name"))
+        if why:
+            logger.warning("%s (from %s)", why, comm.peer_address)
+            await comm.write({"status": "error", "message": why, "time": time.time()})
+            return
+        await super().add_worker(comm, **message)
 
     def heartbeat_worker(self, **message: Any) -> dict[str, Any]:
         """Take an agent's heartbeat; Dask's own interval for so few workers would be half a second."""
@@ -146,7 +156,7 @@ class Orders:
             keys["home"],
             "start_scheduler",
             lease=lease,
-            user=request.user,
+            user=self._controller.accounts.of(request.user),
             credentials=credentials(keys),
             secret=keys["secret"],
             options=options(request),
@@ -168,7 +178,7 @@ class Orders:
             "start_worker",
             lease=slice_.lease,
             slice=encode(slice_),
-            user=request.user,
+            user=self._controller.accounts.of(request.user),
             address=address,
             credentials=credentials(self._controller.keys.ensure(slice_.lease)),
             options=options(request),

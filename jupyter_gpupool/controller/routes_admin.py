@@ -269,7 +269,19 @@ async def join(call: Call) -> Answer:
         )
     if face.tokens.redeem(said["token"], "agent", name) is None:
         raise _used()
-    return Answer({"name": name, "comm": face.address, **face.authority.agent_credentials(name)})
+    made = face.authority.agent_credentials(name)
+    face.certificates.issued(name, made["cert"])
+    return Answer({"name": name, "comm": face.address, **made})
+
+
+async def remove(call: Call) -> Answer:
+    """Make the certificates of a node's agent worthless and hang up on it; a new line lets it join anew."""
+    face, node = call.controller, call.path["node"]
+    if node not in face.pool.nodes:
+        nodes = ", ".join(sorted(face.pool.nodes)) or "none yet"
+        raise Problem(Trouble.NOT_FOUND, f"The pool has no node {shown(node)}.", f"Its nodes: {nodes}.")
+    await face.remove(node)
+    return Answer(None, HTTPStatus.NO_CONTENT)
 
 
 def _used() -> Problem:
@@ -362,6 +374,15 @@ ROUTES = (
         body="Join",
         answers={200: "Joined"},
         problems=(401,),
+    ),
+    Route(
+        method="DELETE",
+        path="/v1/agents/{node}",
+        handler=remove,
+        about="Make the certificates of a node's agent worthless and hang up on it.",
+        scope="admin",
+        answers={204: ""},
+        problems=(404,),
     ),
     Route(
         method="POST",

@@ -146,7 +146,9 @@ class Connection:
             self._connected()
             await worker.finished()
         except Exception as error:  # noqa: BLE001 - Dask raises anything; the next try follows
-            logger.warning("the connection to %s failed: %s", self._member.comm, error)
+            why = error.__cause__ or error
+            self._refused = isinstance(why, ValueError)  # an answer that says no, and will say it again
+            logger.warning("the connection to %s failed: %s", self._member.comm, why)
         finally:
             self._worker = None
             with contextlib.suppress(Exception):

@@ -111,6 +111,8 @@ def find_account(user: str, *, switches: bool) -> Account:
         raise LaunchError(
             f"{user} is no user of {socket.gethostname()}; create the account there or map the name to one"
         ) from None
+    if entry.pw_uid == 0 and user != "root":
+        raise LaunchError(f"{user} is root on {socket.gethostname()}; map the name to another OS user")
     groups = os.getgrouplist(user, entry.pw_gid)
     return Account(
         user, entry.pw_uid, entry.pw_gid, tuple(groups), entry.pw_dir, switch=entry.pw_uid != os.geteuid()
