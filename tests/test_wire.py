@@ -6,6 +6,10 @@ import asyncio
 import json
 import os
 import pickle
+import random
+import socket
+import ssl
+import struct
 import subprocess
 import sys
 import time
@@ -358,6 +362,74 @@ def test_nothing_that_a_certificate_holder_sends_is_executed(closed, tmp_path, r
     assert not (tmp_path / "executed").exists()
     assert closed.alive(role), "the process is alive after it"
     assert asyncio.run(_answers(closed, role))
+
+
+# ------------------------------------------------------------------------------------- random frames
+
+FUZZ_SEED, FUZZ_CASES = 20_260_802, 60
+
+
+def noise(chance: random.Random, bomb: Bomb) -> bytes:
+    """Bytes as somebody may send them: random, lengths that lie, good messages that are cut or bent."""
+    from distributed.protocol import ToPickle, dumps
+
+    good = b"".join(bytes(frame) for frame in dumps({"op": "register-worker", "data": ToPickle(bomb)}))
+    packed = struct.pack("<Q", len(good)) + good
+    kind = chance.randrange(6)
+    if kind == 0:
+        return chance.randbytes(chance.randrange(1, 200))
+    if kind == 1:  # how long the message is, and then less of it
+        return struct.pack("<QQ", chance.randrange(2**16), chance.randrange(2**10)) + good
+    if kind == 2:  # a promise of very much
+        return struct.pack("<Q", chance.choice([2**31, 2**40, 2**63, 2**64 - 1])) + chance.randbytes(30)
+    if kind == 3:
+        return packed[: chance.randrange(1, len(packed))]
+    if kind == 4:
+        bent = bytearray(packed)
+        bent[chance.randrange(len(bent))] ^= 1 << chance.randrange(8)
+        return bytes(bent)
+    return struct.pack("<Q", len(good)) * chance.randrange(1, 4) + pickle.dumps(bomb)
+
+
+def _context(pair: Pair | None) -> ssl.SSLContext:
+    """TLS of somebody who takes whatever the other end is, with the pool's certificate or without any."""
+    if pair is not None:
+        context = wire.security(**vars(pair)).get_connection_args("client")["ssl_context"]
+    else:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def _throw(port: int, context: ssl.SSLContext | None, data: bytes) -> None:
+    """Send bytes, with TLS or bare, and hang up when the other end does or after a moment."""
+    try:
+        end = socket.create_connection(("127.0.0.1", port), WAIT)
+        end.settimeout(0.05)
+        with end if context is None else context.wrap_socket(end) as said:
+            said.sendall(data)
+            while said.recv(4096):
+                pass
+    except OSError:
+        pass
+
+
+@pytest.mark.parametrize("role", ["controller", "agent"])
+@pytest.mark.parametrize("how", ["with the pool's certificate", "without one", "without TLS"])
+def test_random_and_truncated_frames_end_nothing_and_nothing_of_them_is_executed(closed, tmp_path, role, how):
+    chance, bomb = random.Random(f"{FUZZ_SEED} {role} {how}"), Bomb(tmp_path / "executed")
+    pair = closed.pair if how.startswith("with the") else None
+    context = None if how == "without TLS" else _context(pair)
+    port = int(closed.addresses[role].rpartition(":")[2])
+    process = psutil.Process(closed.pool.pid("controller" if role == "controller" else "node-1"))
+    before = process.memory_info()
+    for _ in range(FUZZ_CASES):
+        _throw(port, context, noise(chance, bomb))
+    assert not (tmp_path / "executed").exists()
+    assert closed.alive(role), "the process is alive after it"
+    assert asyncio.run(_answers(closed, role))
+    assert process.memory_info().rss - before.rss < 200e6, "promises of very long messages take no memory"
 
 
 def test_after_all_that_the_node_is_still_in_the_pool(closed):
