@@ -213,7 +213,7 @@ def test_what_the_reference_calls_exists():
         f"{method.upper()} {path}" for path, methods in DESCRIPTION["paths"].items() for method in methods
     }
     for method, path in re.findall(r"`([A-Z]+) (/v1/[^`?]*)", REFERENCE):
-        shape = re.sub(r"\b(ID|TARGET)\b", "{}", path)
+        shape = re.sub(r"\b(ID|TARGET|NODE)\b", "{}", path)
         assert f"{method} {shape}" in {re.sub(r"\{\w+\}", "{}", route) for route in routes}
     for noun, name in re.findall(r"`(pool|lease)\.(\w+)", REFERENCE):
         assert hasattr({"pool": client.Pool, "lease": client.Lease}[noun], name), f"{noun}.{name}"
