@@ -6,10 +6,12 @@ import { ServerConnection } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { Signal } from '@lumino/signaling';
 
+import schema from '../schema/plugin.json';
 import { asRequest, EMPTY } from '../src/form';
 import { clock, duration, gigabytes, gpus, seconds } from '../src/format';
 import { days } from '../src/history';
 import { PoolModel } from '../src/model';
+import { SHOWN } from '../src/notices';
 import { Problem } from '../src/request';
 import { forbidden, onRights } from '../src/rights';
 import type { IPoolModel } from '../src/tokens';
@@ -279,6 +281,13 @@ describe('forbidden', () => {
     tell();
     tell();
     expect(changes).toBe(1);
+  });
+});
+
+describe('SHOWN', () => {
+  it('has no notice that cannot be silenced, and the settings none that is not shown', () => {
+    const names = schema.properties.silencedNotices.items.enum;
+    expect([...names].sort()).toEqual(Object.keys(SHOWN).sort());
   });
 });
 

@@ -208,7 +208,13 @@ function Form(props: IViewProps & { sent: () => void }): JSX.Element {
         hint={usual(model, draft, trans)}
       />
       {projects.length > 1 && (
-        <Choice {...field} name="project" label={trans.__('Project')} values={projects} />
+        <Choice
+          {...field}
+          name="project"
+          label={trans.__('Project')}
+          values={projects}
+          none={trans.__('the usual one')}
+        />
       )}
       <details className="jp-gpupool-Form-more">
         <summary>{trans.__('Options')}</summary>
@@ -393,7 +399,9 @@ function Text(
   );
 }
 
-function Choice(props: IFieldProps & { name: TextName; label: string; values: string[] }): JSX.Element {
+function Choice(
+  props: IFieldProps & { name: TextName; label: string; values: string[]; none?: string }
+): JSX.Element {
   const { name, draft, set, values, trans } = props;
   return (
     <Labelled {...props}>
@@ -406,7 +414,7 @@ function Choice(props: IFieldProps & { name: TextName; label: string; values: st
           aria-describedby={wrong ? `${id}-fault` : undefined}
           onChange={event => set({ [name]: event.target.value })}
         >
-          <option value="">{trans.__('any')}</option>
+          <option value="">{props.none ?? trans.__('any')}</option>
           {values.map(each => (
             <option key={each}>{each}</option>
           ))}

@@ -96,7 +96,8 @@ function Orders(props: IViewProps & { target: string; name: string; out: boolean
     ? [['undrain', trans.__('Back into service')]]
     : [
         ['cordon', trans.__('Cordon')],
-        ['drain', trans.__('Drain')]
+        ['drain', trans.__('Drain')],
+        ['retire', trans.__('Retire')]
       ];
   return (
     <span className="jp-gpupool-Actions" role="group" aria-label={trans.__('Orders for %1', name)}>

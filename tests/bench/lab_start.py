@@ -2,7 +2,8 @@
 
 Two JupyterLabs before the same pool, one with the extension of the server and of the page switched off. Each
 server is started and each page is loaded in turns, in one Chromium, so that whatever else the machine does
-falls on both; the first load of each, which fills the browser's caches, does not count.
+falls on both; the first load of each, which fills the browser's caches, does not count. Beside the time that
+passes there is the CPU time of the page's main thread and of the server's process: others blur it less.
 `python -m tests.bench.lab_start [--loads 20] [--starts 5]`.
 """
 
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from playwright.sync_api import sync_playwright
 
 from jupyter_gpupool import embedded
@@ -26,6 +28,8 @@ from tests.browser.lab import READY, TOKEN, Lab
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext
 
+#: Milliseconds: that passed, and of CPU time.
+Times = tuple[float, float]
 #: Note the moment at which the layout is restored, in milliseconds since the navigation began.
 CLOCK = """
 const look = setInterval(() => {
@@ -77,8 +81,8 @@ def measure(folder: Path, loads: int, starts: int) -> dict[str, Any]:
     return {
         "loads": loads,
         "starts": starts,
-        **figures("page", [back(row, n + 1) for n, row in enumerate(shown)]),
-        **figures("server", [back(row, n) for n, row in enumerate(ups)]),
+        **both("page", [back(row, n + 1) for n, row in enumerate(shown)]),
+        **both("server", [back(row, n) for n, row in enumerate(ups)]),
     }
 
 
@@ -87,27 +91,31 @@ def turn(labs: list[Lab], number: int) -> list[Lab]:
     return labs[::-1] if number % 2 else labs
 
 
-def back(row: list[float], number: int) -> list[float]:
+def back(row: list[Times], number: int) -> list[Times]:
     """Put a row's times into the order with, without."""
     return row[::-1] if number % 2 else row
 
 
-def up(lab: Lab) -> float:
+def up(lab: Lab) -> Times:
     begun = time.perf_counter()
     lab.start()
     gone = 1000 * (time.perf_counter() - begun)
+    used = psutil.Process(lab.process.pid).cpu_times()
     lab.stop()
-    return gone
+    return gone, 1000 * (used.user + used.system)
 
 
-def load(window: BrowserContext, lab: Lab) -> float:
+def load(window: BrowserContext, lab: Lab) -> Times:
     page = window.new_page()
+    tools = window.new_cdp_session(page)
+    tools.send("Performance.enable", {"timeDomain": "threadTicks"})
     page.add_init_script(CLOCK)
     page.goto(f"{lab.url}lab?reset&token={TOKEN}")
     page.wait_for_function("window.restoredAt", timeout=60_000)
     at = float(page.evaluate("window.restoredAt"))
+    said = {each["name"]: each["value"] for each in tools.send("Performance.getMetrics")["metrics"]}
     page.close()
-    return at
+    return at, 1000 * said["TaskDuration"]
 
 
 def has_it(window: BrowserContext, lab: Lab) -> bool:
@@ -119,7 +127,12 @@ def has_it(window: BrowserContext, lab: Lab) -> bool:
     return found
 
 
-def figures(name: str, rows: list[list[float]]) -> dict[str, float]:
+def both(name: str, rows: list[list[Times]]) -> dict[str, Any]:
+    passed, used = ([[each[at] for each in row] for row in rows] for at in (0, 1))
+    return {**figures(name, passed), **figures(f"{name}_cpu", used)}
+
+
+def figures(name: str, rows: list[list[float]]) -> dict[str, Any]:
     """Return medians of both, of their differences, and the quartiles of these."""
     differences = [ours - plain for ours, plain in rows]
     quarters = statistics.quantiles(differences, n=4) if len(differences) > 1 else differences * 3
