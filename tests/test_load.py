@@ -8,7 +8,7 @@ import ssl
 
 import pytest
 
-from jupyter_gpupool.controller import api, keys
+from jupyter_gpupool.controller import api
 from jupyter_gpupool.controller.api import Limits
 from jupyter_gpupool.core.model import LeaseState
 from tests import controller_kit
@@ -19,12 +19,6 @@ from tests.pool_helpers import node
 pytestmark = pytest.mark.asyncio
 
 USERS, LEASES = 100, 500
-
-
-@pytest.fixture(autouse=True)
-def cheap_keys(monkeypatch):
-    """A lease's keys cost 0.1 s to make, and none of this is about them."""
-    monkeypatch.setattr(keys, "lease_credentials", lambda lease: dict.fromkeys(("ca", "cert", "key"), lease))
 
 
 async def answers(kit) -> None:
