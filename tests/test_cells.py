@@ -200,6 +200,12 @@ def test_a_checkpoint_brings_back_what_was_lost_and_is_its_owner_s_alone(cell, h
     assert "no checkpoint of other" in str(cell("gpupool.restore('other')").error)
 
 
+def test_a_cell_has_a_client_of_the_whole_lease(cell, here):
+    shown = cell("gpupool.client() is gpupool.client(), gpupool.client().submit(sum, [1, 2, 3]).result()")
+    assert shown.error is None, shown.error
+    assert "(True, 6)" in shown.stdout
+
+
 def test_the_scheduler_passes_the_words_on_where_its_port_is_the_only_one_open(here, monkeypatch):
     connection = here._pool.carry_out(_connection(here))
     direct = Way.open(connection, here.slices[0].id)

@@ -151,7 +151,8 @@ class _Host:
             self._say(link, {"report": "failed", "why": f"{type(true).__name__}: {true}"})
             await asyncio.sleep(0.2)
             raise SystemExit(1) from error
-        cells = CellServer(self._nanny, self._spec)
+        # The worker was perhaps started before its scheduler had an address; the shell's client needs one.
+        cells = CellServer(self._nanny, {**self._spec, "scheduler": await self._scheduler})
         layers = limits.written(limits.states(limits.limit(self._spec["environ"])))
         self._say(link, {"report": "started", "worker": self._nanny.worker_address, "layers": layers})
         watches = [asyncio.create_task(each) for each in self._watches()]
