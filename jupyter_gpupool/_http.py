@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import numbers
 import ssl
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -150,7 +152,7 @@ class _Way:
         request: httpx.Request = client.build_request(
             call.method,
             call.path,
-            json=call.body,
+            json=sayable(call.body),
             params=call.params or None,
             headers=dict(call.headers),
             timeout=timeout,
@@ -272,6 +274,26 @@ def trust(address: Address) -> ssl.SSLContext:
 # ------------------------------------------------------------------------------------------ what can go wrong
 
 _OUR_OWN = "Start one with `jupyter gpupool start`, or correct the address in {source}."
+
+
+def sayable(value: Any) -> Any:
+    """Return a value as JSON can say it; what it has no word for goes as text, and the pool says what is wrong.
+
+    >>> from fractions import Fraction
+    >>> sayable({"gpus": Fraction(1, 2), "max_gpus": float("nan"), "exclude": {"node-1"}})
+    {'gpus': 0.5, 'max_gpus': 'nan', 'exclude': ['node-1']}
+    """
+    if isinstance(value, Mapping):
+        return {str(name): sayable(each) for name, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [sayable(each) for each in value]
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, numbers.Integral):  # NumPy's too
+        return int(value)
+    if isinstance(value, numbers.Real) and math.isfinite(value):
+        return float(value)
+    return str(value)
 
 
 @contextlib.contextmanager

@@ -189,6 +189,8 @@ def _simulate(_: None, args: Namespace) -> Any:
     machine = embedded.machine()
     try:
         return _SIMULATE[args.action](machine, args)
+    except Misuse:
+        raise
     except ValueError as error:
         raise PoolError(
             Trouble.NOT_SIMULATED, f"{str(error)[:1].upper()}{str(error)[1:].rstrip('.')}."

@@ -229,7 +229,8 @@ def _health(device: Mapping[str, Any]) -> str:
 def _part(part: Mapping[str, Any]) -> str:
     amount = "" if part["milli"] >= WHOLE else f" {part.get('profile') or gpus(part['milli'])}"
     user = f" ({part['user']})" if part.get("user") else ""
-    return f"{part.get('lease_name') or part['lease']}{amount}{user}"
+    # Who may not see the names of others' leases gets neither name nor id.
+    return f"{part.get('lease_name') or part['lease']}{amount}{user}".lstrip()
 
 
 def _reading(device: Mapping[str, Any], name: str, shape: str) -> str:

@@ -13,7 +13,9 @@ import subprocess
 import sys
 import textwrap
 import threading
+from datetime import timedelta
 
+import numpy as np
 import psutil
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -101,6 +103,8 @@ def flags(what):
             "more than one GPU comes in whole ones only. Ask for gpus=1 or gpus=2, or for a share",
         ),
         ({"gpus": "two"}, "'two' is not a number of GPUs. Give a number, such as 2 for whole GPUs or 0.5"),
+        ({"gpus": float("nan")}, "'nan' is not a number of GPUs. Give a number, such as 2 for whole GPUs or"),
+        ({"max_gpus": float("-inf")}, "'-inf' is not a number of GPUs. Give a number, such as 2 for whole"),
         ({"node": "node-9"}, "The pool has no node node-9. Its nodes are: node-1, node-2."),
         ({"cpus": 100000}, "The largest has "),
         ({"memory": "900TB"}, "The largest has "),
@@ -151,6 +155,13 @@ def test_a_field_that_there_is_not_is_named_with_the_nearest(pool):
     with pytest.raises(PoolError, match=r"There is no field 'gpu'. Did you mean gpus\?") as no:
         pool.request(gpu=1)
     assert no.value.field == "gpu"
+
+
+def test_what_json_cannot_say_is_told_in_a_sentence_and_numbers_of_numpy_are_numbers(pool):
+    assert "would start now" in str(pool.trial(gpus=np.int64(2)))
+    assert "on node-2" in str(pool.trial(gpus=np.float32(0.5), exclude={"node-1"}))
+    with pytest.raises(PoolError, match=r"'1:00:00' is not a length of time\. Give one with its unit"):
+        pool.trial(gpus=1, time_limit=timedelta(hours=1))
 
 
 # ----------------------------------------------------------------------------------------------- no way to it

@@ -59,6 +59,7 @@ def test_each_command_has_a_help_of_its_own(run, command):
         (["request", "--env", "x"], "jupyter gpupool request: argument --env: 'x' is not NAME=VALUE. Its "),
         (["start", "--simulate", "4"], "--simulate 4 is not NODESxGPUS: write 2x4, or "),
         (["simulate", "fail"], "jupyter gpupool simulate fail needs a device, such as gpu3 or node-1/gpu3."),
+        (["simulate", "set", "gpu3"], "jupyter gpupool simulate set needs a device and FIELD=VALUE, such as"),
         (["simulate", "explode"], "jupyter gpupool simulate: argument ACTION: invalid choice: 'explode' "),
         (
             ["login", "nonsense"],

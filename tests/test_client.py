@@ -508,6 +508,9 @@ def test_times_amounts_and_tables_are_said_in_words():
     assert display.duration(3599) == "59 min 59 s"
     assert display.duration(2 * 86400 + 3600) == "2 d 1 h"
     assert display.gigabytes(85520809984) == "80 GiB"
+    others = {"lease": "", "lease_name": "", "milli": 1000, "user": "eve"}  # as `views.masked` leaves it
+    shown = dict(display.DEVICE_COLUMNS)["leases"]
+    assert shown({"parts": [others, {**others, "milli": 250}]}) == "(eve), 0.25 (eve)"
     assert display.waiting_words({**PENDING, "place": 2, "reasons": []}) == "place 2 in the queue (no room)"
 
 

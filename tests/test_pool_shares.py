@@ -457,7 +457,8 @@ class TestBackfill:
         assert refused(made.send(LeaseExtended, lease="short", by=2 * HOUR)) == [Reason.DELAYS_RESERVATION]
         assert "60 more minutes" in made.told[-1].refusals[0].advice
         assert refused(made.send(LeaseExtended, lease="short", by=HOUR)) == []
-        assert refused(made.send(LeaseExtended, lease="long", by=1)) == [Reason.DELAYS_RESERVATION]
+        assert refused(made.send(LeaseExtended, lease="long", by=HOUR)) == [Reason.DELAYS_RESERVATION]
+        assert made.told[-1].refusals[0].sentence.startswith("1 more hour would delay gang")
 
     def test_with_a_strict_queue_nobody_passes(self):
         made = world(project("a"), passing=False)

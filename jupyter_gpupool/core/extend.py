@@ -34,7 +34,7 @@ def on_extended(state: State, event: LeaseExtended) -> None:
     if event.by <= 0 or limit > most:
         have = max(0, most - lease.request.time_limit)
         told = f"{limit / HOUR:g} hours in all are more than the {most / HOUR:g} that are allowed."
-        lives.refuse(state, lease.id, Reason.TIME_LIMIT, told, f"Ask for at most {have / HOUR:g} more hours.")
+        lives.refuse(state, lease.id, Reason.TIME_LIMIT, told, f"Ask for at most {_more(have)}.")
         return
     delayed = _delayed(state, lease, event.by)
     if delayed:
@@ -42,7 +42,7 @@ def on_extended(state: State, event: LeaseExtended) -> None:
         advice = (
             f"Ask for at most {have // MINUTE} more minutes." if have >= MINUTE else "Release it in time."
         )
-        told = f"{event.by / HOUR:g} more hours would delay {name}, which waits for these GPUs."
+        told = f"{_more(event.by)} would delay {name}, which waits for these GPUs."
         lives.refuse(state, lease.id, Reason.DELAYS_RESERVATION, told, advice)
         return
     lease.request = dataclasses.replace(lease.request, time_limit=limit)
@@ -52,6 +52,10 @@ def on_extended(state: State, event: LeaseExtended) -> None:
         state.at(grants.expiry_warning(lease), "lease", lease.id)
     state.place(lease)
     state.touch(lease)
+
+
+def _more(time: int) -> str:
+    return f"{time / HOUR:g} more hour{'s' * (time != HOUR)}"
 
 
 def _delayed(state: State, lease: Lease, by: int) -> tuple[str, int] | None:
