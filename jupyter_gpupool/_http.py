@@ -277,7 +277,7 @@ _OUR_OWN = "Start one with `jupyter gpupool start`, or correct the address in {s
 
 
 def sayable(value: Any) -> Any:
-    """Return a value as JSON can say it; what it has no word for goes as text, and the pool says what is wrong.
+    """Return a value as JSON can say it; what it has no word for goes as text, for the pool to refuse.
 
     >>> from fractions import Fraction
     >>> sayable({"gpus": Fraction(1, 2), "max_gpus": float("nan"), "exclude": {"node-1"}})
