@@ -163,6 +163,24 @@ async def test_a_mig_instance_is_made_once_remembered_and_destroyed(tmp_path):
 
 
 @pytest.mark.asyncio
+async def test_an_order_that_this_machine_has_no_means_for_is_answered_all_the_same(tmp_path):
+    """Else nobody would hear of it, and the lease would wait for its instance for ever."""
+    machines = tmp_path / "machines"
+    simulated.create(machines, {"node-1": 1})
+    machine = simulated.Machine(machines)
+    [device] = machine.devices("node-1")
+    machine.mig(device)
+    wanted = encode(Instance(profile="1g.10gb", start=0, size=1))
+    environ = {**os.environ, **simulated.environment(machines, "node-1")}
+    crowded = Instances(tmp_path / "instances.json", {**environ, "LARGE": "x" * 2**20})
+    there, why = await crowded.create_once("a/0", device, wanted)
+    assert (there, why) == (None, "no process could be started to call the driver (Argument list too long)")
+    no_disk = Instances(tmp_path / "gone" / "instances.json", environ)
+    there, why = await no_disk.create_once("a/0", device, wanted)
+    assert (there.profile, why) == ("1g.10gb", "")
+
+
+@pytest.mark.asyncio
 async def test_what_an_agent_finds_at_its_start_that_belongs_to_nothing_goes_at_the_second_look(tmp_path):
     machines = tmp_path / "machines"
     simulated.create(machines, {"node-1": 1})

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import logging
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from jupyter_gpupool.core.model import Device
+
+logger = logging.getLogger(__name__)
 
 #: Seconds for one order.
 LIMIT = 60.0
@@ -141,14 +144,17 @@ class Instances:
     async def _order(self, action: str, device: str, instance: dict[str, Any]) -> dict[str, Any]:
         async with self._locks.setdefault(device, asyncio.Lock()):
             command = [sys.executable, "-m", "jupyter_gpupool.node.instances"]
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                action,
-                device,
-                json.dumps(instance),
-                stdout=asyncio.subprocess.PIPE,
-                env=self._environ,
-            )
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    action,
+                    device,
+                    json.dumps(instance),
+                    stdout=asyncio.subprocess.PIPE,
+                    env=self._environ,
+                )
+            except OSError as error:  # the machine has no process or memory left: the pool goes elsewhere
+                return {"why": f"no process could be started to call the driver ({error.strerror})"}
             try:
                 out, _ = await asyncio.wait_for(process.communicate(), LIMIT)
             except TimeoutError:
@@ -163,9 +169,12 @@ class Instances:
     def _remember(self, made: set[str]) -> None:
         self._made = made
         part = self._path.with_suffix(".part")
-        part.touch(mode=0o600)
-        part.write_text(json.dumps(sorted(made)), encoding="utf-8")
-        part.replace(self._path)
+        try:
+            part.touch(mode=0o600)
+            part.write_text(json.dumps(sorted(made)), encoding="utf-8")
+            part.replace(self._path)
+        except OSError as error:  # what was made is told all the same, and written with the next one
+            logger.warning("the list of MIG instances cannot be kept: %s", error)
 
 
 def carry_out(action: str, device: str, instance: Instance) -> dict[str, Any]:
