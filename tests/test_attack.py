@@ -119,8 +119,9 @@ async def _status(kit, name, who):
         path = path.replace("{token}", token.split("_")[1])
     path = path.replace("{target+}", "node-1/gpu0").replace("{node}", "node-2")
     status = (await kit.call(who, method, path, BODIES.get(name))).status_code
-    for each in (await kit.call("adm", "GET", "/v1/leases?all=true")).data["leases"]:
-        await kit.call("adm", "DELETE", f"/v1/leases/{each['id']}")
+    if "{lease}" in name or name == "POST /v1/requests":
+        for each in (await kit.call("adm", "GET", "/v1/leases?all=true")).data["leases"]:
+            await kit.call("adm", "DELETE", f"/v1/leases/{each['id']}")
     return status
 
 
