@@ -53,7 +53,7 @@ class Keys:
         keys = self.of(lease)
         if keys is None:
             keys = {**lease_credentials(lease), "secret": new_secret(), "home": self.head, "dashboard": ""}
-        elif keys["home"]:
+        elif keys["home"] or not self.head:
             return keys
         return self._keep(lease, {**keys, "home": self.head})
 

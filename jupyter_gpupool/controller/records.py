@@ -78,6 +78,8 @@ class Records:
 
     def __init__(self, database: Database, wall: Callable[[], float] | None = None) -> None:
         self._db = database
+        #: User -> the leases that are shared with them; None: to be read anew.
+        self._shared: dict[str, frozenset[str]] | None = None
         self._wall = wall or time.time
         #: By person: the number of the last notice for them that has been kept since the file was opened.
         self._told: dict[str, int] = {}
@@ -222,9 +224,11 @@ class Records:
 
     def forget_secret(self, lease: str) -> None:
         """Erase a lease's secrets and with whom it was shared, when the lease has ended."""
-        with self._db.transaction() as sql:
+        # A power cut may bring them back for as long as the machine is off: the next start erases them.
+        with self._db.transaction(durable=False) as sql:
             sql.execute("DELETE FROM secrets WHERE lease = ?", (lease,))
             sql.execute("DELETE FROM shares WHERE lease = ?", (lease,))
+        self._shared = None
 
     def secret_leases(self) -> list[str]:
         """Return the ids of the leases whose secrets are kept, to erase those of leases long gone."""
@@ -237,6 +241,7 @@ class Records:
             sql.executemany(
                 "INSERT INTO shares VALUES (?, ?)", [(lease, user) for user in sorted(set(users))]
             )
+        self._shared = None
 
     def shared_with(self, lease: str) -> tuple[str, ...]:
         """Return who, besides the owner, may reach the lease, sorted."""
@@ -246,7 +251,12 @@ class Records:
 
     def shared_to(self, user: str) -> frozenset[str]:
         """Return the ids of the leases that are shared with a person."""
-        return frozenset(row[0] for row in self._db.rows("SELECT lease FROM shares WHERE user = ?", user))
+        if self._shared is None:  # asked for each waiting server at each change, and seldom another
+            found: dict[str, set[str]] = {}
+            for lease, other in self._db.rows("SELECT lease, user FROM shares"):
+                found.setdefault(other, set()).add(lease)
+            self._shared = {other: frozenset(leases) for other, leases in found.items()}
+        return self._shared.get(user, frozenset())
 
     # ----------------------------------------------------------------------------------------------- facts
 

@@ -159,7 +159,7 @@ async def notices(call: Call) -> Answer:
 def _is_news(call: Call, after: int, known: int | None) -> bool:
     person = call.asker
     told = call.controller.store.is_told(person.user, after, admin=person.admin)
-    return told or known not in (None, lease_mark(call))
+    return told or (known is not None and known != lease_mark(call))
 
 
 def lease_mark(call: Call) -> int:

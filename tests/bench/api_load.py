@@ -24,6 +24,8 @@ PEOPLE = 100
 NODES, GPUS = 25, 8
 #: Connections that requests, reads and releases share.
 WORKERS = 16
+#: Seconds for which a server lets its question for news be held, as the Jupyter server extension does.
+HELD_S = 25
 #: Seconds that the last notices have to arrive.
 TAIL_S = 10.0
 
@@ -94,20 +96,20 @@ class Load:
     expected: dict[int, int] = field(default_factory=dict)
     #: By server: how many came.
     seen: dict[int, int] = field(default_factory=dict)
-    over: bool = False
 
     async def listen(self, server: int) -> None:
         """Be a server that waits for its person's news."""
         connection, after = Connection(self.port, self.context), 0
         token = self.tokens[server % PEOPLE]
-        while not self.over:
-            status, answer = await connection.call(
-                "GET", f"/v1/notices?after={after}&wait=2&limit=500", token
-            )
-            self.errors += status != 200
-            after = answer["next"]
-            self.seen[server] = self.seen.get(server, 0) + len(answer["notices"])
-        connection.close()
+        try:
+            while True:
+                path = f"/v1/notices?after={after}&wait={HELD_S}&limit=500"
+                status, answer = await connection.call("GET", path, token)
+                self.errors += status != 200
+                after = answer["next"]
+                self.seen[server] = self.seen.get(server, 0) + len(answer["notices"])
+        finally:
+            connection.close()
 
     async def timed(self, times: list[float], connection: Connection, *what: Any) -> Any:
         """Make a call and note how long it took."""
@@ -148,8 +150,9 @@ class Load:
         end = time.perf_counter() + TAIL_S
         while sum(self.seen.values()) < events and time.perf_counter() < end:  # noqa: ASYNC110 - many count
             await asyncio.sleep(0.1)
-        self.over = True
-        await asyncio.gather(*listeners)
+        for each in listeners:
+            each.cancel()
+        await asyncio.gather(*listeners, return_exceptions=True)
         while not free.empty():
             free.get_nowait().close()
         return {
