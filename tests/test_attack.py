@@ -17,6 +17,8 @@ import distributed
 import psutil
 import pytest
 
+from jupyter_gpupool import Pool
+from jupyter_gpupool._http import PoolError
 from jupyter_gpupool.controller.auth import security
 from jupyter_gpupool.controller.routes import ROUTES
 from jupyter_gpupool.driver import simulated
@@ -322,3 +324,48 @@ def assert_as_in_the_table(found):
                 if not said.startswith(cell) or not there:
                     wrong.append(f"{row} / {who}: {said}, not {cell}")
     assert not wrong, "\n".join(wrong)
+
+
+# ------------------------------------------------------------------------------------------------ taking back
+
+
+def reaches(keys):
+    """Whether whoever has these keys gets into the lease that they are of, or that is where it was."""
+    try:
+        with distributed.Client(keys["address"], security=security(keys), timeout=5) as client:
+            return client.submit(lambda: "in").result(20) == "in"
+    except OSError:
+        return False
+
+
+def test_what_was_shared_is_taken_back_with_the_lease_only_which_is_said_first_and_its_keys_open_nothing(
+    pool,
+):
+    lease = pool.request(gpus=1, name="shared")
+    path = f"/v1/leases/{lease.id}"
+    token = pool.call("POST", "/v1/tokens", {"user": "ben", "label": "of this test"})["token"]
+    with Pool(pool.address.url, token, pool.address.ca) as bens:
+        assert no(lambda: bens.get(path)) == "unknown_lease"
+        pool.call("PATCH", path, {"share": ["ben"]})
+        keys = bens.get(f"{path}/connection")
+        assert reaches(keys)
+        with pytest.raises(
+            PoolError, match=r"ben cannot be shut out of shared again: they have its keys"
+        ) as said:
+            pool.call("PATCH", path, {"share": []})
+        assert "Release it, which ends their access" in said.value.advice
+        assert reaches(keys), "nothing was done that was not said"
+        lease.release(wait=60)
+        assert not reaches(keys)
+        assert no(lambda: bens.get(f"{path}/connection")) == "unknown_lease"
+        with pool.request(gpus=1, name="shared") as anew:
+            there = pool.get(f"/v1/leases/{anew.id}/connection")
+            assert not reaches({**keys, "address": there["address"]}), "it has keys of its own"
+            assert no(lambda: bens.get(f"/v1/leases/{anew.id}")) == "unknown_lease"
+
+
+def no(call):
+    """The name of the no that a call is answered with."""
+    with pytest.raises(PoolError) as said:
+        call()
+    return str(said.value.reason)
