@@ -338,9 +338,7 @@ def reaches(keys):
         return False
 
 
-def test_what_was_shared_is_taken_back_with_the_lease_only_which_is_said_first_and_its_keys_open_nothing(
-    pool,
-):
+def test_what_was_shared_ends_with_the_lease_only_which_is_said_first(pool):
     lease = pool.request(gpus=1, name="shared")
     path = f"/v1/leases/{lease.id}"
     token = pool.call("POST", "/v1/tokens", {"user": "ben", "label": "of this test"})["token"]

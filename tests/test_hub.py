@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import pwd
 import shutil
 import signal
 import socket
@@ -15,16 +16,22 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+import distributed
 import httpx
 import pytest
 from tornado.httpserver import HTTPServer
 from tornado.web import Application, RequestHandler
 
 from jupyter_gpupool._find import find
+from jupyter_gpupool.controller.auth import security
 from jupyter_gpupool.controller.hub import Hub
 from jupyter_gpupool.controller.problems import Problem
+from jupyter_gpupool.driver import simulated
 from tests.conftest import environment
 from tests.controller_kit import running
+from tests.pool_processes import PoolProcesses, wait_for
+from tests.test_adoption import SYSTEM_PYTHON, has_second_user, second_path
+from tests.test_attack import People, shared_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -285,6 +292,48 @@ async def test_a_token_of_the_hub_stands_for_its_person_if_it_is_for_this_pool(s
     assert (None if person is None else set(person.scopes)) == scopes
     if person is not None:
         assert (person.user, person.groups, person.admin) == ("ann", ("vision",), "admin" in scopes)
+
+
+async def test_root_of_a_hub_is_nobody_in_the_pool(tmp_path):
+    people = {"tok": (200, {**ANN, "name": "root", "admin": True}), "anns": (200, ANN)}
+    async with answering(people) as (hub, _), running(tmp_path) as kit:
+        kit.api.hub = hub
+        answer = await kit.call("tok", "GET", "/v1/pool")
+        assert (answer.status_code, answer.data["reason"]) == (403, "not_allowed")
+        assert "the name of root" in answer.data["detail"]
+        assert (await kit.call("anns", "GET", "/v1/pool")).status_code == 200
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+async def test_a_lease_of_a_hubs_person_runs_as_the_os_user_that_the_map_says(monkeypatch):
+    if not has_second_user():
+        pytest.skip("needs root, and a Python that other users can run: an OS user is made for it")
+    monkeypatch.setenv("PYTHONPATH", second_path())
+    async with answering({"tok": (200, {**ANN, "name": "ann@example.org"})}) as (hub, _):
+        await asyncio.to_thread(_mapped, hub._url)
+
+
+def _mapped(url):
+    with (
+        shared_folder() as folder,
+        People(folder, "ann") as names,
+        PoolProcesses(folder, {"node-1": 1}) as pool,
+    ):
+        simulated.create(pool.simulated, pool.nodes, replace=True, shared=True)
+        (folder / "users.yaml").write_text(f'"ann@example.org": {names["ann"]}\n')
+        pool.start_controller("--hub-api-url", url, "--user-map", str(folder / "users.yaml"))
+        pool.start_agent("node-1")
+        pool.wait_for_nodes({"node-1"})
+        asked = {"gpus": 1, "cpus": 0.1, "memory": "500MB", "environment": {"python": str(SYSTEM_PYTHON)}}
+        theirs = {"Authorization": "Bearer tok"}
+        ident = pool.call("POST", "/v1/requests", asked, **theirs)["id"]
+        assert pool.wait_for_lease(ident, "active")["user"] == "ann@example.org"
+        keys = pool.call("GET", f"/v1/leases/{ident}/connection", **theirs)
+        with distributed.Client(keys["address"], security=security(keys), timeout=30) as client:
+            assert client.submit(os.getuid).result(30) == pwd.getpwnam(names["ann"]).pw_uid
+        pool.call("DELETE", f"/v1/leases/{ident}", **theirs)
+        wait_for(lambda: pool.lease(ident)["state"] == "ended", "it has ended")
 
 
 async def test_what_is_no_token_of_the_hub_is_not_told_to_it():
