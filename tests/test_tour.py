@@ -62,6 +62,8 @@ def test_the_tour_loses_a_gpu_and_no_task_and_its_answer_is_right(pool: Pool) ->
     assert (result["ok"], result["answer_correct"], result["tasks_lost"]) == (True, True, 0)
     assert (result["gpus"], result["simulated"]) == (pool.status().gpus, True)
     assert 0 < result["migration_s"] < RIGHT_S
+    # It leaves the pool as it found it: the lost GPU takes work again.
+    wait_until(lambda: pool.status().gpus_free == result["gpus"])
 
 
 def test_the_tour_fails_where_the_pool_only_observes(own_folder: Path) -> None:
