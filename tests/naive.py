@@ -121,6 +121,8 @@ class Naive:
         self.waits: set[str] = set()
         self.over: dict[tuple[str, str, str], int] = {}
         self.used = 0
+        #: The pool's version, and the time, when somebody was last told why they wait.
+        self.asked = (-1, 0)
         self.counts = {
             "events": 0,
             "grants": 0,
@@ -410,8 +412,11 @@ class Naive:
                     return
 
     def whoever_waits_is_told_why(self, *, all_: bool = False) -> None:
-        """One of those that wait, another each time; or all."""
+        """One of those that wait, unless nothing has changed since somebody was told; or all."""
         waiting = sorted(self.pool._state.waiting)
+        asked, self.asked = self.asked, (self.pool.version, self.now)
+        if asked == self.asked and not all_:
+            return
         for ident in waiting if all_ else waiting[self.number % max(1, len(waiting)) :][:1]:
             told = self.pool.explain(ident, self.now)
             assert told.reasons, ident

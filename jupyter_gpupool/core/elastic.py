@@ -42,8 +42,10 @@ def grow(state: State) -> None:
 def _may_grow(state: State, lease: Lease) -> bool:
     """A quick look at whether there could be room, and whether a limit stands against it."""
     base = _one(state, lease)
-    counted = base.plain or base.together
-    if not (count_free(state, base.kind) if counted else placement.may_fit(base.request, state.cluster, 1)):
+    if base.plain or base.together:
+        if not count_free(state, base.kind):
+            return False
+    elif not placement.may_fit(base.request, base.kind.want, state.cluster, 1):
         return False
     leaf = state.leaf(lease.request)
     if not leaf.limited:

@@ -105,7 +105,7 @@ def may_fit(state: State) -> list[Shape]:
             if base.failed != state.freed and (
                 base.count <= free
                 if base.plain or base.together
-                else placement.may_fit(base.request, state.cluster, base.count)
+                else placement.may_fit(base.request, kind.want, state.cluster, base.count)
             ):
                 found.append(shape)
     return found

@@ -80,9 +80,8 @@ def place(
         return search.run()
 
 
-def may_fit(request: Request, cluster: Cluster, count: int) -> bool:
+def may_fit(request: Request, want: Want, cluster: Cluster, count: int) -> bool:
     """A quick look at whether there could be room for `count` slices of a request; False: there is none."""
-    want = want_of(request)
     if want.isolated and not want.mig:
         return True  # by need: what has no room for the smallest profile may have it for another
     found = ranking.space(cluster, want)
@@ -100,8 +99,10 @@ class _Search:
 
     def run(self) -> Placement | NoPlacement:
         stack = self.request.same_device or self.request.isolated or bool(self.request.mig)
-        want = want_of(self.request, () if stack else [each.device for each in self.have])
-        for nth in self._sizes(want) if may_fit(self.request, self.cluster, self.count) else ():
+        bare = want_of(self.request)
+        have = [] if stack else [each.device for each in self.have]
+        want = want_of(self.request, have) if have else bare
+        for nth in self._sizes(want) if may_fit(self.request, bare, self.cluster, self.count) else ():
             for doubtful in (False, True) if self.cluster.doubtful.any() else (True,):
                 rows = self._rows(dataclasses.replace(want, nth=nth) if nth else want, doubtful)
                 if rows is not None:

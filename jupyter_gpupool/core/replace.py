@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import bounds, claims, grants, placement
+from jupyter_gpupool.core import bounds, claims, grants, placement, wants
 from jupyter_gpupool.core.model import ANY, DrainMode, Notice, Slice, SliceState
 from jupyter_gpupool.core.state import HOLDING, WORKING, Lease, Leaving
 
@@ -143,7 +143,7 @@ def _find(state: State, lease: Lease, ident: str, device: str) -> placement.Plac
     have = [each for each in lease.live() if each.id != ident]
     known = lease.charges.get(ident)
     asked = bounds.narrowed(state, lease.request, lease.estimate, keep=known.model if known else "")
-    free = placement.may_fit(lease.request, state.cluster, 1)
+    free = placement.may_fit(lease.request, wants.want_of(lease.request), state.cluster, 1)
     tries: list[tuple[Request, list[str]]] = [(avoiding(asked, device), []), (asked, [])] if free else []
     if state.claims and _within_quota(state, lease):
         tries.append((asked, list(state.claims)))

@@ -5,6 +5,7 @@ Rule 1: what is asserted here is what the fields promise; every core test ends w
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from jupyter_gpupool.core.line import rank
@@ -141,6 +142,8 @@ def _charges(state: State) -> None:
     rates: dict[Tenant, int] = {}
     waiting: dict[Tenant, int] = {}
     for lease in state.leases.values():
+        if not (lease.charges or lease.claim or lease.id in state.waiting):
+            continue  # it adds nothing
         path = [*state.leaf(lease.request).path()]
         claimed = lease.claim.charges if lease.claim else ()
         mine = {ident: each for ident, each in lease.charges.items() if ident not in lease.unserved}
@@ -179,12 +182,16 @@ def _shares(state: State) -> None:
                 assert tenant.capped.get(key, 0) == min(amount, tenant.limit.get(key, amount))
         children = list(tenant.children.values())
         for key, total in tenant.share.items():
-            shares = deserved(total, [want(each, key) for each in children])
+            shares = _deserved(total, tuple(want(each, key) for each in children))
             assert shares == [each.share[key] for each in children], f"{tenant.title()}: {key}"
         assert (tenant.parent is not None and tenant.over()) == (tenant in tree.overs), tenant.title()
     for leaf in tree.users.values():
         below = bool(leaf.line and leaf.line.shapes) and leaf.served[ANY] < leaf.share[ANY]
         assert below == (leaf in tree.hungry), leaf.title()
+
+
+#: Most of them are as they were when they were last looked at.
+_deserved = functools.lru_cache(maxsize=4096)(deserved)
 
 
 def _add(sums: Sums, amounts: tuple[tuple[str, int], ...]) -> None:
