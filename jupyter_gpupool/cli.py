@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -165,6 +166,8 @@ def _plain(value: Any) -> Any:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run `jupyter gpupool`; the exit status is 0 only if it did what was asked."""
     status = 0
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a request that waits must not outlive who waits for it
+        signal.signal(number, signal.default_int_handler)
     try:
         run(argv)
     except NoStart:

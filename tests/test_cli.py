@@ -136,12 +136,14 @@ def test_a_request_that_does_not_wait_stays_in_the_queue_and_says_why(run, pool)
     assert run("request", "--gpus", "1", "--dry-run")[0] == 0
 
 
-def test_ctrl_c_withdraws_a_request_that_waits(pool):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda each: each.name)
+def test_whoever_stops_waiting_withdraws_their_request(pool, number):
+    """By Ctrl-C, by being ended, or by closing the terminal."""
     pool.request(gpus=8)
     command = [*JUPYTER, "request", "--gpus", "1", "--name", "impatient"]
     waiting = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment(), text=True)
     wait_until(lambda: "impatient" in [lease.name for lease in pool.leases()])
-    waiting.send_signal(signal.SIGINT)
+    waiting.send_signal(number)
     _, err = waiting.communicate(timeout=30)
     assert waiting.returncode == cli.INTERRUPTED
     assert err.splitlines()[-1] == "jupyter gpupool: interrupted; a request that was waiting is withdrawn."
