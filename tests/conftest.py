@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 MARK = "TESTS_OF_GPUPOOL"
 #: Seconds for the last processes to leave.
 LEAVE_S = 15.0
+
+
+def pytest_configure() -> None:
+    """Let tests interrupt themselves and what they start: a shell starts background jobs deaf to SIGINT."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -118,6 +118,7 @@ class Naive:
         self.taken: dict[str, list[int]] = {}
         #: Since demands, quotas and devices are as they are: claimant -> those whom it was given by.
         self.still: dict[str, set[str]] = {}
+        self.wanting: set[str] = set()
         self.waits: set[str] = set()
         self.over: dict[tuple[str, str, str], int] = {}
         self.used = 0
@@ -147,7 +148,7 @@ class Naive:
         if self.keep:
             self.events.append(event)
             self.told += out
-        if not isinstance(event, STILL):
+        if self.differs(event):
             self.still = {}
         fresh = self.pool.ledger.count - before
         for each in self.pool.ledger.reclaims[len(self.pool.ledger.reclaims) - fresh :]:
@@ -157,6 +158,21 @@ class Naive:
         for order in out:
             self.deliver(order)
         return out
+
+    def differs(self, event: PoolEvent) -> bool:
+        """Whether demands, quotas or devices are others after an event.
+
+        They are when somebody's lease has ended, and when something came free that nobody was asked to give:
+        whoever is granted that may be above their share by it, and be asked for it by right.
+        """
+        before, self.wanting = (
+            self.wanting,
+            {each.id for each in self.pool.leases.values() if not each.ended_at},
+        )
+        if not isinstance(event, STILL) or self.wanting != before:
+            return True
+        given = set().union(*self.still.values())
+        return isinstance(event, SliceFreed) and event.slice.rpartition("/")[0] not in given
 
     def deliver(self, order: Instruction) -> None:
         """Put an order on its way; one to a node that is away is lost."""
