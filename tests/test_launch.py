@@ -192,7 +192,7 @@ from jupyter_gpupool.node.launch import Launchers, find_account
 async def main():
     account = find_account("", switches=False)
     launchers = Launchers(Path(sys.argv[1]), switches=False, environ={}, on_exit=lambda *_: None)
-    print(await launchers.start(account, eval(sys.argv[2])), *launchers.forkservers(), flush=True)
+    print(await launchers.start(account, eval(sys.argv[2])), flush=True)
     await asyncio.sleep(600)
 asyncio.run(main())
 """
@@ -203,7 +203,8 @@ def test_what_a_launcher_has_started_outlives_a_killed_agent_and_the_launcher_do
     with subprocess.Popen(
         [sys.executable, "-c", AGENT, str(place.folder), repr(order)], stdout=subprocess.PIPE
     ) as agent:
-        pid, server = map(int, agent.stdout.readline().split())
+        pid = int(agent.stdout.readline())
+        server = guard.look_at(pid).parent
         launcher = guard.look_at(server).parent
         agent.send_signal(signal.SIGKILL)
         agent.wait(LONGEST)
