@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import itertools
 import logging
 import os
 import signal
@@ -50,6 +51,8 @@ OPTIONS = (
     "enable_rdmacm",
     "pre_import",
 )
+#: Seconds in which the end of a worker is told to its host.
+_SOON = 1.0
 #: Seconds a worker has to close before its host kills it.
 _CLOSE = 5
 
@@ -219,14 +222,21 @@ class _Host:
     def _watch_exits(self, nanny: Any) -> None:
         """Ask the node's verdict when a worker has died, before another one starts on the same GPU."""
         restart = nanny._on_worker_exit  # noqa: SLF001 - a Nanny has no public hook for it
+        exits = itertools.count(1)
+        last = 0
 
         async def on_exit(exitcode: int) -> None:
+            nonlocal last
+            mine = last = next(exits)
             if nanny.status.name == "running" and not self._stopped.is_set():
                 await self._judge_death(nanny, exitcode)
                 if nanny.is_alive():
                     return  # it was killed for a restart, and the next one has begun meanwhile
             await restart(exitcode)
-            if not nanny.is_alive() and not self._stopped.is_set():
+            if nanny.is_alive():
+                return
+            await asyncio.sleep(_SOON)  # the next one may have died at once: then its own exit is seen to
+            if mine == last and not nanny.is_alive() and not self._stopped.is_set():
                 # Its forkserver may be gone. A host without a worker would hold its GPU for nothing.
                 logger.error("no worker could be started again: this host ends, for another to be started")
                 os._exit(1)  # a Nanny that failed to start a worker cannot be closed either
