@@ -214,22 +214,22 @@ def test_an_administrator_gets_and_sets_the_projects_and_the_numbers_of_the_pool
 
 
 def test_a_person_logs_in_by_a_line_that_works_once(run, pool, monkeypatch, tmp_path):
-    line = run("token", "new", "ben")[1].split()[-1]
-    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path / "of ben"))
+    line = run("token", "new", "nora")[1].split()[-1]
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path / "of nora"))
     status, out, _ = run("login", line)
     assert status == 0
-    assert out.startswith(f"You are ben of the pool at {pool.url}.")
+    assert out.startswith(f"You are nora of the pool at {pool.url}.")
     assert configuration().stat().st_mode & 0o077 == 0
-    assert json.loads(run("status", "--json")[1])["pool"]["user"]["name"] == "ben"
+    assert json.loads(run("status", "--json")[1])["pool"]["user"]["name"] == "nora"
     status, _, err = run("login", line)
     assert status == 1
     assert "works once" in err
     status, _, err = run("cordon", "node-1")
-    assert (status, "scope" in err) == (1, True), "ben is no administrator"
+    assert (status, "scope" in err) == (1, True), "nora is no administrator"
     monkeypatch.undo()
-    token = next(row for row in pool.get("/v1/tokens")["tokens"] if row["user"] == "ben")
+    token = next(row for row in pool.get("/v1/tokens")["tokens"] if row["user"] == "nora")
     assert run("token", "revoke", token["id"])[0] == 0
-    assert "ben" not in run("token", "list")[1]
+    assert "nora" not in run("token", "list")[1]
 
 
 def test_start_prints_the_lines_by_which_others_come_and_stop_ends_everything(run, own_folder):
