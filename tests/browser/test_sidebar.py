@@ -240,7 +240,7 @@ def test_a_lease_is_extended_shared_looked_into_and_counted(sidebar: Sidebar, po
     lease.release(wait=30)
     expect(card).to_have_count(0)
     panel = sidebar.only("History")
-    expect(panel).to_contain_text("train 2 GPUs")
+    expect(panel).to_contain_text("What took most")
     used = sum(each["used"] for each in pool.call("GET", "/v1/history")["hours"]) / 3600
     said = re.search(r"([\d.]+) GPU hours in 14 days, ([\d.]+) of them idle", panel.inner_text())
     assert said
