@@ -56,6 +56,12 @@ class Program:
         self.process.communicate(timeout=10)
 
 
+@pytest.fixture(autouse=True)
+def no_cuda_here(monkeypatch):
+    """Other tests may have used a GPU in this process; processes of their own are asked where it matters."""
+    monkeypatch.setattr("jupyter_gpupool.driver.simulated.cuda._context", None)
+
+
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):
     node = Node(tmp_path_factory.mktemp("n"))
