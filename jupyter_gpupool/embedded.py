@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from jupyter_gpupool import service
 from jupyter_gpupool._find import write_private
 from jupyter_gpupool._http import Address, Call, Connection, PoolError, Trouble, get
 from jupyter_gpupool.progress import Waiting
@@ -43,8 +44,6 @@ HEAR_S = 10.0
 #: The controller ends the pool after so many seconds without leases.
 IDLE_EXIT_S = 3600
 SOURCE = "the embedded pool of this machine"
-#: While there is this file in the controller's folder, the pool does not end for want of leases.
-STAY = "stay"
 #: Files that only mean something while the pool runs.
 STALE = ("client.json", "processes.json")
 #: The GPUs of nodes, as numbers or by their models.
@@ -157,7 +156,7 @@ def start(
             _wait(lambda: "controller" not in processes() or _answers(find()), DYING_S)
             found = Start(folder, idle_exit).pool(listen or {}, nodes)
     if not idle_exit:
-        (directory() / "controller" / STAY).touch(0o600)
+        (directory() / "controller" / service.STAY).touch(0o600)
     return found
 
 
@@ -288,7 +287,7 @@ def _end_processes(folder: Path) -> None:
     for name, pid in processes().items():
         if not end(pid):
             raise PoolError(Trouble.TIMED_OUT, f"The pool's {name} (process {pid}) does not end.", "Kill it.")
-    for name in (*STALE, f"controller/{STAY}"):
+    for name in (*STALE, f"controller/{service.STAY}"):
         (folder / name).unlink(missing_ok=True)
     children[:] = [child for child in children if child.poll() is None]
 

@@ -60,6 +60,10 @@ def on_signals(stop: Callable[[], None]) -> None:
         loop.add_signal_handler(number, stop)
 
 
+#: While the controller's folder has a file of this name, its pool does not end for want of leases.
+STAY = "stay"
+
+
 def claim(folder: Path, what: str) -> int:
     """Make a folder for this user's eyes only, and claim it for one process of a kind.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpupool import Pool, PoolError, embedded, embedded_start
+from jupyter_gpupool import Pool, PoolError, embedded, embedded_start, service
 from jupyter_gpupool._http import Trouble
 from jupyter_gpupool.service import free_port
 from tests.conftest import environment, leaked, wait_until
@@ -120,7 +120,7 @@ def test_it_ends_itself_after_a_while_without_leases_unless_it_is_started_on_pur
     start(idle_exit=0)
     time.sleep(7)  # the controller looks each 5 s
     assert "controller" in embedded.processes()
-    (own_folder / "controller" / embedded.STAY).unlink()
+    (own_folder / "controller" / service.STAY).unlink()
     wait_until(lambda: not embedded.processes(), 40)
     assert leaked(str(own_folder)) == []
 

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from jupyter_gpupool.core.ledger import Reclaim, Victim
 from jupyter_gpupool.core.model import (
     HOUR,
     MINUTE,
@@ -27,6 +28,9 @@ from jupyter_gpupool.core.model import (
     LeaseKept,
     NodeLost,
     NodeSilent,
+    SliceFreed,
+    Tick,
+    Uncordoned,
     Verdict,
 )
 from tests import naive
@@ -185,3 +189,33 @@ class TestMachine(Machine.TestCase):
         super().runTest()
         print(f"{steps} steps")
         assert EXAMPLES < RUNS or steps >= LEAST_STEPS
+
+
+# -------------------------------------------------------------------------------- what the naive world sees
+
+
+def taken(claimant: str, victim: str) -> Reclaim:
+    gave = Victim(lease=victim, user="", project="", slices=1, milli=WHOLE, whole=True, ran=0)
+    amounts = {"milli": WHOLE, "served": WHOLE, "share": WHOLE, "before": (2, 2), "after": (1, 1)}
+    return Reclaim(now=0, lease=claimant, user="", project="", victims=(gave,), **amounts)
+
+
+@pytest.mark.parametrize(
+    ("between", "circles"),
+    [
+        pytest.param([], 1, id="at once"),
+        pytest.param([(Tick, {})], 1, id="time alone gives nobody a right"),
+        pytest.param([(SliceFreed, {"slice": "b/0"})], 1, id="what was asked for comes free"),
+        pytest.param(
+            [(SliceFreed, {"slice": "c/0"})], 0, id="something else comes free"
+        ),
+        pytest.param([(Uncordoned, {"target": "n1"})], 0, id="devices come back"),
+    ],
+)
+def test_two_that_take_from_each_other_go_round_in_a_circle_unless_something_has_changed(between, circles):
+    world = naive.Naive()
+    world.look_at(taken("a", "b"))
+    for kind, fields in between:
+        world.send(kind, **fields)
+    world.look_at(taken("b", "a"))
+    assert world.counts["loops"] == circles

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 FILE = "pool.json"
 ADMIN = "admin.json"
-#: While there is a file of this name, the pool does not end for want of leases.
-STAY = "stay"
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -97,7 +95,7 @@ async def serve(options: argparse.Namespace) -> None:
     announce(options.dir, api.url, controller)
     watch = asyncio.create_task(_end_with_folder(controller, options))
     try:
-        await _until_over(controller, options.idle_exit, (options.dir / STAY).exists)
+        await _until_over(controller, options.idle_exit, (options.dir / service.STAY).exists)
     finally:
         watch.cancel()
         with contextlib.suppress(OSError):

@@ -51,6 +51,11 @@ def enter(mark: str, log: str, environ: dict[str, str]) -> None:
     os.environ[MARK] = padded(mark)
     if not _overwrite(padded(mark)):
         logger.debug("the mark could not be written into the environment that /proc shows")
+    take_in_orphans()
+
+
+def take_in_orphans() -> None:
+    """Become the parent of what is orphaned below this process; where that cannot be, init takes it in."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
 

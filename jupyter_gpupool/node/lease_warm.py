@@ -5,8 +5,6 @@ CUDA must not be initialised here: no context survives a fork.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import gc
 import importlib
 import ssl
@@ -40,18 +38,14 @@ PRELOADED = (
 )
 
 
-#: `prctl(PR_SET_CHILD_SUBREAPER, 1)`: orphans below this process become its children instead of init's.
-_SUBREAPER = 36
-
-
 def _load() -> None:
-    with contextlib.suppress(OSError, AttributeError):  # for `guard.orphans`
-        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     for name in PRELOADED:
         try:
             importlib.import_module(name)
         except ImportError:
             continue  # its own process will say so, in its own log
+    # What dead workers leave behind is then below this process (`guard.orphans`).
+    importlib.import_module("jupyter_gpupool.lease.process").take_in_orphans()
     _simulate()
     _warm_tls()
     _warm_versions()
