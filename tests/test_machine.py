@@ -206,9 +206,7 @@ def taken(claimant: str, victim: str) -> Reclaim:
         pytest.param([], 1, id="at once"),
         pytest.param([(Tick, {})], 1, id="time alone gives nobody a right"),
         pytest.param([(SliceFreed, {"slice": "b/0"})], 1, id="what was asked for comes free"),
-        pytest.param(
-            [(SliceFreed, {"slice": "c/0"})], 0, id="something else comes free"
-        ),
+        pytest.param([(SliceFreed, {"slice": "c/0"})], 0, id="something else comes free"),
         pytest.param([(Uncordoned, {"target": "n1"})], 0, id="devices come back"),
     ],
 )
