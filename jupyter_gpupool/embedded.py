@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from jupyter_gpupool import service
 from jupyter_gpupool._find import write_private
 from jupyter_gpupool._http import Address, Call, Connection, PoolError, Trouble, get
 from jupyter_gpupool.progress import Waiting
@@ -156,8 +155,14 @@ def start(
             _wait(lambda: "controller" not in processes() or _answers(find()), DYING_S)
             found = Start(folder, idle_exit).pool(listen or {}, nodes)
     if not idle_exit:
-        (directory() / "controller" / service.STAY).touch(0o600)
+        _stay(directory()).touch(0o600)
     return found
+
+
+def _stay(folder: Path) -> Path:
+    from jupyter_gpupool.service import STAY
+
+    return folder / "controller" / STAY
 
 
 def _whole() -> Address | None:
@@ -287,8 +292,8 @@ def _end_processes(folder: Path) -> None:
     for name, pid in processes().items():
         if not end(pid):
             raise PoolError(Trouble.TIMED_OUT, f"The pool's {name} (process {pid}) does not end.", "Kill it.")
-    for name in (*STALE, f"controller/{service.STAY}"):
-        (folder / name).unlink(missing_ok=True)
+    for path in (*(folder / name for name in STALE), _stay(folder)):
+        path.unlink(missing_ok=True)
     children[:] = [child for child in children if child.poll() is None]
 
 
