@@ -8,7 +8,7 @@ import signal
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -17,7 +17,7 @@ from jupyter_gpupool import embedded
 from jupyter_gpupool.client import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 #: A variable that all processes of this test session have in their environment, or inherit a folder below of.
 MARK = "TESTS_OF_GPUPOOL"
@@ -134,6 +134,18 @@ def wait_until(so, seconds: float = 30.0) -> None:
     while not so():
         assert time.monotonic() < end, f"not so within {seconds:g} s"
         time.sleep(0.05)
+
+
+def all_notices(get: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Read notices page by page: a pool that many tests share has more of them than one page holds.
+
+    Args:
+        get: Answers with the page after a number, as `GET /v1/notices` does.
+    """
+    told, after = [], 0
+    while page := (answer := get(after))["notices"]:
+        told, after = told + page, answer["next"]
+    return told
 
 
 def environment(**more: str) -> dict[str, str]:

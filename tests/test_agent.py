@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from distributed.diagnostics.plugin import SchedulerPlugin
 
 from jupyter_gpupool import wire
 from jupyter_gpupool.core.model import Device, Instance, NvmlEvent, Reading, Verdict, encode
@@ -321,6 +322,8 @@ async def test_orders_are_taken_from_the_controllers_certificate_only(tmp_path):
             host="127.0.0.1", port=0, protocol="tls", security=security, dashboard_address="127.0.0.1:0"
         ) as scheduler:
             scheduler.stream_handlers[wire.OP] = lambda **_: None
+            ordering = Ordering(name)
+            scheduler.add_plugin(ordering)
             mine = authority.pair("gpupool agent node-1")
             member = Membership(name="node-1", url="", comm=scheduler.address, **vars(mine))
             connection = Connection(
@@ -328,9 +331,7 @@ async def test_orders_are_taken_from_the_controllers_certificate_only(tmp_path):
             )
             task = asyncio.create_task(connection.run())
             try:
-                await _registered(scheduler)
-                worker = next(iter(scheduler.workers))
-                scheduler.worker_send(worker, {"op": wire.OP, "orders": [{"order": name}]})
+                await asyncio.wait_for(ordering.came.wait(), WAIT)
                 await asyncio.sleep(0.3)
             finally:
                 task.cancel()
@@ -338,10 +339,15 @@ async def test_orders_are_taken_from_the_controllers_certificate_only(tmp_path):
     assert obeyed == [{"order": wire.CONTROLLER}]
 
 
-async def _registered(scheduler: Any) -> None:
-    async with asyncio.timeout(WAIT):
-        while not scheduler.workers:  # noqa: ASYNC110 - Dask has no event for it
-            await asyncio.sleep(0.01)
+class Ordering(SchedulerPlugin):
+    """Gives an order to whoever registers, before there is time to leave."""
+
+    def __init__(self, order: str) -> None:
+        self.order, self.came = order, asyncio.Event()
+
+    def add_worker(self, scheduler: Any, worker: str) -> None:
+        scheduler.worker_send(worker, {"op": wire.OP, "orders": [{"order": self.order}]})
+        self.came.set()
 
 
 # ------------------------------------------------------------------------------------------- real processes

@@ -13,7 +13,7 @@ import pytest
 
 import jupyter_gpupool
 from jupyter_gpupool import embedded
-from tests.conftest import environment, wait_until
+from tests.conftest import all_notices, environment, wait_until
 from tests.server_kit import JupyterServer
 
 PACKAGE = Path(jupyter_gpupool.__file__).parent
@@ -303,12 +303,5 @@ def test_the_life_of_a_lease_comes_by_the_event_bus(server):
         until(("lease", "active"))
         server.client.delete(f"leases/{lease}")
         until(("lease", "ended"))
-    assert {"started", "ended"} <= {each["notice"] for each in all_notices(server) if each["lease"] == lease}
-
-
-def all_notices(server):
-    """Read the notices page by page: the shared pool has more of them than one page holds."""
-    told, after = [], 0
-    while page := (answer := server.get("notices", after=after))["notices"]:
-        told, after = told + page, answer["next"]
-    return told
+    told = all_notices(lambda after: server.get("notices", after=after))
+    assert {"started", "ended"} <= {each["notice"] for each in told if each["lease"] == lease}

@@ -15,6 +15,7 @@ import pytest
 from jupyter_gpupool import Pool, PoolError, cli
 from jupyter_gpupool.driver import simulated
 from jupyter_gpupool.driver.simulated import cuda
+from tests.conftest import all_notices
 from tests.pool_processes import PoolProcesses, wait_for
 from tests.test_share_limits import MODULES
 
@@ -96,7 +97,8 @@ def limits(pool, lease):
 
 
 def overuse(pool):
-    return [each["sentence"] for each in pool.get("/v1/notices")["notices"] if each["notice"] == "overuse"]
+    told = all_notices(lambda after: pool.get("/v1/notices", after=after))
+    return [each["sentence"] for each in told if each["notice"] == "overuse"]
 
 
 def allocate(size, seconds):

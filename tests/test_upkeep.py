@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from distributed import wait
 
-from tests.conftest import wait_until
+from tests.conftest import all_notices, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ def test_a_node_is_drained_under_load_and_no_work_is_lost(pool, tmp_path):
         assert set(runs.values()) == {1}
         assert (tmp_path / "done").read_text().count("\n") == 20
         assert pool.status().gpus_free == 2, "those of the other node that the lease has not got"
-        told = [each["sentence"] for each in pool.call("GET", "/v1/notices?after=0")["notices"]]
+        told = [each["sentence"] for each in all_notices(lambda after: pool.get("/v1/notices", after=after))]
         assert any("work moves from" in each and "driver upgrade" in each for each in told)
     finally:
         client.close()
