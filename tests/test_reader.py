@@ -82,6 +82,24 @@ async def test_it_tells_the_nodes_own_devices_readings_and_events(machine: simul
         assert heard.findings == []
 
 
+async def test_who_asks_about_one_device_gets_that_one_and_a_hanging_neighbour_does_not_delay_it(
+    machine: simulated.Machine,
+) -> None:
+    one, other = machine.find("gpu0"), machine.find("gpu1")
+    async with reading(machine, interval_s=60) as (reader, heard):
+        assert len(await asyncio.wait_for(reader.poll(), 5)) == 3
+        machine.hang("gpu1", 30)
+        seen = {each.device for each in await asyncio.wait_for(reader.poll(), 5)}
+        assert other not in seen, "its call hangs"
+        assert {each.device for each in await asyncio.wait_for(reader.poll([one]), 5)} == {one}
+        asked = reader.poll([one]), reader.poll([one]), reader.poll()
+        for each in await asyncio.wait_for(asyncio.gather(*asked), 5):
+            assert one in {reading.device for reading in each}, "each question is answered"
+        assert await asyncio.wait_for(reader.poll(["GPU-of-nobody"]), 5) == []
+        machine.restore("gpu1")
+        await heard.until(lambda: {each.device for each in heard.readings[-3:]} >= {other})
+
+
 async def test_it_polls_by_itself_and_at_once_after_an_event(machine: simulated.Machine) -> None:
     async with reading(machine, interval_s=0.3) as (_, heard):
         await heard.until(lambda: len(heard.readings) >= 9)

@@ -250,7 +250,7 @@ class Agent:
         """Answer with the PIDs that the driver lists on a device now; a driver that hangs lists none."""
         readings: list[Reading] = []
         with contextlib.suppress(TimeoutError, asyncio.CancelledError):
-            readings = await asyncio.wait_for(asyncio.shield(self._reader.poll()), LAST_WORDS)
+            readings = await asyncio.wait_for(asyncio.shield(self._reader.poll([device])), LAST_WORDS)
         return {pid for each in readings if each.device == device for pid, _ in each.processes}
 
     # --------------------------------------------------------------------------------------- the controller

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from jupyter_gpupool.core.model import Device, NvmlEvent, Reading, decode, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 logger = logging.getLogger(__name__)
 
@@ -139,16 +139,19 @@ class Reader:
         self._spawn(self._watch())
         return self.devices
 
-    def poll(self) -> asyncio.Future[list[Reading]]:
+    def poll(self, only: Iterable[str] = ()) -> asyncio.Future[list[Reading]]:
         """Ask for readings now; the future has those that came within a second, and may be left alone.
 
         It is empty where the reader does not answer within five seconds.
+
+        Args:
+            only: UUIDs of the devices that are to be read; all of them unless said.
         """
         loop = asyncio.get_running_loop()
         number = next(self._numbers)
         future: asyncio.Future[list[Reading]] = loop.create_future()
         self._asked[number] = future
-        self._order({"order": "poll", "id": number})
+        self._order({"order": "poll", "id": number, "only": list(only)})
         timer = loop.call_later(POLL_LIMIT, self._answer, [number], [])
         future.add_done_callback(lambda _: self._forget(number, timer))
         return future

@@ -6,8 +6,8 @@ Rule 2: a device whose call hangs gets no reading; whoever waits for one notices
 Rule 3: it ends when its standard input does, so that none is left behind when the agent dies.
 
 Lines on standard output: {"kind": "devices" | "readings" | "event" | "trouble" | "unavailable", …}. Orders on
-standard
-input: {"order": "poll", "id": n}, {"order": "know", "devices": […]} and {"order": "quit"}.
+standard input: {"order": "poll", "id": n, "only": [UUID, …]} (none: all), {"order": "know", "devices": […]}
+and {"order": "quit"}.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jupyter_gpupool.driver import simulated
 from jupyter_gpupool.driver.nvml import Driver, DriverError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 #: Seconds that a poll waits for its slowest device before it tells what it has; the others' readings follow.
 POLL_DEADLINE = 1.0
@@ -80,7 +80,8 @@ class Poller:
         self._round = ThreadPoolExecutor(1, "round")
         self._reads: dict[str, ThreadPoolExecutor] = {}
         self._flying: dict[str, Future[Any]] = {}
-        self._asked: list[int] = []
+        #: What the next round answers: a number, or None for nobody's, and the devices (none named: all).
+        self._asked: list[tuple[int | None, tuple[str, ...]]] = []
         self._lock = threading.Lock()
         self._running = False
 
@@ -101,11 +102,14 @@ class Poller:
             self.driver.know(device.uuid, device.pci)
             self.devices.setdefault(device.uuid, device)
 
-    def start(self, number: int | None = None) -> None:
-        """Begin a poll unless one is under way; `number` is told with the readings that answer it."""
+    def start(self, number: int | None = None, only: Sequence[str] = ()) -> None:
+        """Begin a poll unless one is under way; `number` is told with the readings that answer it.
+
+        With `only` these devices are read and nothing else: who looks at two of eight pays for two.
+        """
         with self._lock:
-            if number is not None:
-                self._asked.append(number)
+            if number is not None or not self._running:
+                self._asked.append((number, tuple(only)))
             if self._running:
                 return
             self._running = True
@@ -128,11 +132,14 @@ class Poller:
                 self._running = False
             raise
 
-    def _one_round(self, asked: list[int]) -> None:
-        for uuid in list(self.devices):
+    def _one_round(self, asked: list[tuple[int | None, tuple[str, ...]]]) -> None:
+        named = {uuid for _, only in asked for uuid in only}
+        whole = not all(only for _, only in asked)
+        for uuid in [each for each in self.devices if whole or each in named]:
             self._begin(uuid, self._read)
-        self._begin(PRESENCE, self._absent)
-        flying = dict(self._flying)
+        if whole:
+            self._begin(PRESENCE, self._absent)
+        flying = {name: future for name, future in self._flying.items() if whole or name in named}
         wait(flying.values(), POLL_DEADLINE)
         found = {uuid: self._take(uuid, future) for uuid, future in flying.items()}
         for uuid in found.pop(PRESENCE, None) or ():
@@ -140,7 +147,8 @@ class Poller:
             if not isinstance(reading, Reading) or not reading.error:
                 found[uuid] = Reading(device=uuid, now=now_ms(), error=GONE)
         readings = [encode(each) for each in found.values() if each is not None]
-        self.output.write("readings", answers=asked, readings=readings)
+        answers = [number for number, _ in asked if number is not None]
+        self.output.write("readings", answers=answers, readings=readings)
 
     def _absent(self, _: str) -> list[str]:
         """Devices that were there and that the driver does not list any more; new ones are told."""
@@ -233,7 +241,7 @@ def _obey(line: bytes, poller: Poller) -> bool:
     except ValueError:
         return True
     if order.get("order") == "poll":
-        poller.start(order.get("id"))
+        poller.start(order.get("id"), order.get("only", ()))
     elif order.get("order") == "know":
         poller.know([decode(Device, each) for each in order["devices"]])
     return bool(order.get("order") != "quit")

@@ -1,6 +1,7 @@
 """Keeps shares within what they are: looks while there are any, warns, pauses, ends, and says so.
 
-Rule 1: while a share is here the driver is asked every `LOOK` seconds; otherwise ordinary readings do.
+Rule 1: while a share is here the driver is asked every `LOOK` seconds about its device; otherwise, and of the
+        other devices, ordinary readings do.
 Rule 2: only the slice that takes too much is touched. Its largest process is asked to end before it is
         killed, since killing a process that talks to the driver can freeze the GPU; the Nanny starts a worker
         anew.
@@ -38,7 +39,7 @@ class ShareGuard:
 
     Args:
         leases: What the agent has of leases.
-        poll: Asks the reader for readings, which come by `on_readings`.
+        poll: Asks the reader for readings of devices, which come by `on_readings`.
         report: Called with each report.
         look_s: Seconds between two looks.
     """
@@ -46,7 +47,7 @@ class ShareGuard:
     def __init__(
         self,
         leases: Leases,
-        poll: Callable[[], Awaitable[list[Reading]]],
+        poll: Callable[[Iterable[str]], Awaitable[list[Reading]]],
         report: Callable[[dict[str, Any]], None],
         look_s: float = LOOK,
     ) -> None:
@@ -59,8 +60,10 @@ class ShareGuard:
         """Look for as long as the agent runs."""
         while True:
             await asyncio.sleep(self._look_s)
-            if self._watch.doubted or any(is_share(each) for each in self._slices()):
-                await self._poll()
+            watched = {each.device for each in self._slices() if is_share(each)}
+            watched |= {each.device for each in self._watch.doubted}
+            if watched:
+                await self._poll(sorted(watched))
 
     def on_readings(self, readings: Iterable[Reading]) -> None:
         """Judge readings, and answer what takes too much."""

@@ -1,7 +1,8 @@
 """What the reader costs: the CPU time of its process, with a node of GPUs that each have a process.
 
 The driver is the simulated one, written in Python, so the figure has its cost in it: with the real one a call
-is a few microseconds. Polls come at the product's own interval of 15 s.
+is a few microseconds. Polls come at the product's own interval of 15 s. Where a GPU is shared, its shares are
+looked at every 2 s: what that costs for one GPU, and where all are shared, is measured after it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import psutil
 
 from jupyter_gpupool.driver import simulated
 from jupyter_gpupool.node.reader import Reader
+from jupyter_gpupool.node.share_guard import LOOK
 
 if TYPE_CHECKING:
     from jupyter_gpupool.core.model import Reading
@@ -67,10 +69,21 @@ async def measure(environ: dict[str, str], seconds: float) -> dict[str, Any]:
         "agent_core_percent": round(100 * (cpu(me) - mine) / passed, 3),
         "readings": len(readings) - before,
         "processes": sum(len(each.processes) for each in readings[-len(devices) :]),
+        "one_shared_core_percent": await shared(reader, process, [devices[0].uuid], seconds / 3),
+        "all_shared_core_percent": await shared(reader, process, [], seconds / 3),
         "rss_mb": round(process.memory_info().rss / 2**20, 1),
     }
     await reader.close()
     return result
+
+
+async def shared(reader: Reader, process: psutil.Process, devices: list[str], seconds: float) -> float:
+    """The cost while the shares on these devices (none: on all) are looked at, as the agent does."""
+    at, used = time.monotonic(), cpu(process)
+    while time.monotonic() - at < seconds:
+        await asyncio.sleep(LOOK)
+        await reader.poll(devices)
+    return round(100 * (cpu(process) - used) / (time.monotonic() - at), 3)
 
 
 def main() -> None:

@@ -224,7 +224,7 @@ def _room(mine: Context) -> tuple[int, int]:
         names |= {each["uuid"] for each in device["instances"]}
     else:
         limit, used = next(each["memory"] for each in device["instances"] if each["uuid"] == mine.on), 0
-    return used + sum(use.memory for use in uses(mine.state) if use.on in names), limit
+    return used + sum(use.memory for use in uses(mine.state, names)), limit
 
 
 def free(address: int) -> None:

@@ -288,7 +288,7 @@ def nvmlComputeInstanceGetInfo_v2(gpu: Gpu, part: dict[str, Any], info: Any) -> 
 @of_instance("compute instance")
 def nvmlComputeInstanceDestroy(gpu: Gpu, part: dict[str, Any]) -> None:
     _privileged(gpu)
-    if any(use.on == part["uuid"] for use in uses(gpu.library.state)):
+    if uses(gpu.library.state, {part["uuid"]}):
         raise Refused(Code.IN_USE)
     with gpu.library.state.change() as data:
         for each in data["devices"][gpu.data["uuid"]]["instances"]:

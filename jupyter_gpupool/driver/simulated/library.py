@@ -91,7 +91,7 @@ class Gpu:
         names = {self.uuid}
         if self.instance is None:
             names |= {each["uuid"] for each in self.data["instances"] if each["uuid"]}
-        return [each for each in uses(self.library.state) if each.on in names]
+        return uses(self.library.state, names)
 
     def utilisation(self) -> int:
         """Percent: what its processes compute, at most 100."""

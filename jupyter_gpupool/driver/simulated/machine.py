@@ -168,7 +168,7 @@ class Machine:
             announce(data, each["uuid"], "xid", xid)
 
     def _oldest_process(self, uuid: str) -> int:
-        found = [(stat_of(use.pid) or (0, 0), use.pid) for use in uses(self.state) if use.on == uuid]
+        found = [(stat_of(use.pid) or (0, 0), use.pid) for use in uses(self.state, {uuid})]
         return min(found)[1] if found else 0
 
     def restore(self, device: str) -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from jupyter_gpupool.driver.simulated.state import State
 
 #: Below so many percent of a core a process counts as doing nothing: Dask's own loop needs that much.
@@ -81,32 +83,53 @@ class Record:
         draft.replace(self.file)
 
 
-def uses(state: State) -> list[Use]:
-    """What all living processes have; files of dead ones are taken away."""
+def uses(state: State, on: Collection[str] | None = None) -> list[Use]:
+    """What living processes have; files of dead ones are taken away.
+
+    Args:
+        state: Of which machines.
+        on: UUIDs of the devices and MIG instances that matter; all of them unless said. A look at a process
+            costs more than one at its file, and most questions are about one device.
+    """
     found: list[Use] = []
-    with os.scandir(state.path / "processes") as entries:
-        names = sorted(entry.name for entry in entries if entry.name.endswith(".json"))
-    for name in names:
+    for name, (start, has) in _records(state).items():
+        wanted = [(uuid, each) for uuid, each in has.items() if on is None or uuid in on]
         pid = int(name.removesuffix(".json"))
-        record = _read(state.path / "processes" / name, pid)
-        found += [Use(pid, on, each["memory"], each["busy"]) for on, each in record.items()]
+        if wanted and _lives(state.path / "processes" / name, pid, start):
+            found += [Use(pid, uuid, each["memory"], each["busy"]) for uuid, each in wanted]
     return found
 
 
-def _read(file: Path, pid: int) -> dict[str, dict[str, Any]]:
-    try:
-        data = json.loads(file.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return {}
+def _records(state: State) -> dict[str, tuple[int, dict[str, dict[str, Any]]]]:
+    """All files: when their processes started and what they have; only what has changed is read again."""
+    before = state.records
+    with os.scandir(state.path / "processes") as entries:
+        files = sorted((entry.name, entry) for entry in entries if entry.name.endswith(".json"))
+    after = {}
+    for name, entry in files:
+        with contextlib.suppress(OSError, ValueError):
+            found = entry.stat()
+            version = (found.st_mtime_ns, found.st_ino)
+            known = before.get(name)
+            after[name] = known if known and known[0] == version else (version, _read(Path(entry.path)))
+    state.records = after
+    return {name: record for name, (_, record) in after.items()}
+
+
+def _read(file: Path) -> tuple[int, dict[str, dict[str, Any]]]:
+    data = json.loads(file.read_text(encoding="ascii"))
+    return data["start"], data["uses"]
+
+
+def _lives(file: Path, pid: int, start: int) -> bool:
     alive = stat_of(pid)
-    if alive is None or alive[0] != data["start"]:
-        # It may belong to another user, or be taken away by somebody else at the same time.
-        with contextlib.suppress(OSError):
-            file.unlink(missing_ok=True)
-            file.with_suffix(".tmp").unlink(missing_ok=True)
-        return {}
-    uses: dict[str, dict[str, Any]] = data["uses"]
-    return uses
+    if alive is not None and alive[0] == start:
+        return True
+    # It may belong to another user, or be taken away by somebody else at the same time.
+    with contextlib.suppress(OSError):
+        file.unlink(missing_ok=True)
+        file.with_suffix(".tmp").unlink(missing_ok=True)
+    return False
 
 
 class Meter:

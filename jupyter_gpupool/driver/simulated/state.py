@@ -36,6 +36,8 @@ class State:
         self.path = Path(path)
         self.file = self.path / "state.json"
         self._seen: tuple[tuple[int, int], dict[str, Any]] | None = None
+        #: File of a process -> its version, and what was read of it; see `processes`.
+        self.records: dict[str, tuple[tuple[int, int], tuple[int, dict[str, Any]]]] = {}
 
     def read(self) -> dict[str, Any]:
         """The present state; callers must not change it.
