@@ -54,8 +54,8 @@ class _Upkeep:
         if getattr(args, "deadline", None):
             asked["deadline"] = number(args.deadline)
         said = {name: value for name, value in asked.items() if value is not None}
-        pool.call("POST", f"/v1/health/{args.target}", said)
-        return f"{args.target} {self.said}."
+        answer = pool.call("POST", f"/v1/health/{args.target}", said) or {}
+        return f"{answer.get('name', args.target)} {self.said}."
 
 
 #: The commands; `%gpupool` and `jupyter gpupool` have them all.
@@ -80,15 +80,15 @@ UPKEEP: tuple[Command, ...] = (
     ),
     Command(
         name="undrain",
-        help="End a drain: the device or node takes work again, and what has not moved stays.",
+        help="End a drain or retirement: the device or node takes work again, and what has not moved stays.",
         arguments=(_TARGET, _WHY),
         run=_Upkeep("undrain", "takes work again; what has not moved stays"),
     ),
     Command(
         name="retire",
-        help="Drain a device or node that is to leave the pool for good.",
+        help="Take a device or node out for good: its work may end, and only `undrain` lets it in again.",
         arguments=(_TARGET, _WHY, _DEADLINE),
-        run=_Upkeep("retire", "takes no new work and is to leave the pool; its work moves away"),
+        run=_Upkeep("retire", "is retired: what runs there may end, and nothing new goes there"),
     ),
     Command(
         name="consolidate",

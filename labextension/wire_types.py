@@ -20,6 +20,7 @@ NAMES = (
     *(
         "Pool",
         "Devices",
+        "Evidence",
         "Lease",
         "Leases",
         "Explanation",

@@ -328,7 +328,7 @@ ALLOWED = {
     "POST /v1/requests": (201, 201, 403, 201, 401),
     "PUT /v1/projects": (403, 403, 403, 200, 401),
     "GET /v1/health/node-2": (400, 400, 400, 400, 401),  # verdicts are on devices
-    "POST /v1/health/node-2": (403, 403, 403, 204, 401),
+    "POST /v1/health/node-2": (403, 403, 403, 200, 401),
     "POST /v1/tokens": (201, 201, 403, 201, 401),
     "GET /v1/tokens": (200, 200, 200, 200, 401),
     "DELETE /v1/tokens/TOKEN": (404, 404, 403, 204, 401),
@@ -562,14 +562,27 @@ async def test_an_administrator_takes_devices_and_nodes_out_of_service_by_any_of
         async def free():
             return (await kit.call("ann", "GET", "/v1/pool")).data["gpus_free"]
 
-        assert (await health("node-1/gpu0", action="cordon", why="new fan")).status_code == 204
-        assert (await health("gpu7", action="cordon")).status_code == 204  # counted over the nodes
-        assert (await health("GPU-node-2-0", action="drain")).status_code == 204
+        async def called(target, **body):
+            return (await health(target, **body)).data["name"]
+
+        assert await called("node-1/gpu0", action="cordon", why="new fan") == "node-1/gpu0"
+        assert await called("gpu7", action="cordon") == "node-2/gpu3"  # counted over the nodes
+        assert await called("GPU-node-2-0", action="drain") == "node-2/gpu0"
         assert await free() == 5
-        assert (await health("node-1", action="cordon")).status_code == 204
+        assert (await health("node-1", action="cordon")).data == {"target": "node-1", "name": "node-1"}
         assert await free() == 2
         for target in ("node-1", "node-1/gpu0", "gpu7", "GPU-node-2-0"):
-            assert (await health(target, action="uncordon")).status_code == 204
+            assert (await health(target, action="uncordon")).status_code == 200
+        assert await free() == 8
+        await called("gpu1", action="retire", why="sold")
+        await called("node-2", action="retire")
+        rows = (await kit.call("ann", "GET", "/v1/devices")).data["devices"]
+        assert [each["flags"] for each in rows] == [[], ["retired"], [], [], *(4 * [["retired"]])]
+        assert {each["cordoned"] for each in rows} == {"", "retired: sold", "retired by adm"}
+        nodes = (await kit.call("ann", "GET", "/v1/pool")).data["nodes"]
+        assert [each["retired"] for each in nodes] == [False, True]
+        await called("gpu1", action="undrain")
+        await called("node-2", action="uncordon")
         assert await free() == 8
         says(await health("node-9", action="cordon"), 404, "not_found", "node-1, node-2")
         says(await health("node-1", action="drill"), 400, "bad_request", "for a device")

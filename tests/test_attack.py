@@ -61,7 +61,7 @@ CELLS = {
     "POST /v1/tokens": (403, 403, 201, 401),
     "PUT /v1/projects": ADMINISTRATORS,
     "POST /v1/consolidate": ADMINISTRATORS,
-    "POST /v1/health/{target+}": (403, 403, 204, 401),
+    "POST /v1/health/{target+}": (403, 403, 200, 401),
     "DELETE /v1/agents/{node}": (403, 403, 204, 401),
     "POST /v1/stop": (403, 403, 202, 401),
     "POST /v1/login": (401, 401, 401, 401),

@@ -181,9 +181,10 @@ def test_what_a_verdict_rests_on_can_be_read(run, pool):
 def test_a_device_is_taken_out_and_back(run, pool):
     assert run("cordon", "node-1/gpu0", "--why", "loose cable")[1] == "node-1/gpu0 takes no new work.\n"
     assert pool.status().gpus_free == 7
-    assert run("uncordon", "node-1/gpu0")[0] == 0
+    assert run("uncordon", "gpu0")[1] == "node-1/gpu0 takes work again.\n"
     assert run("retire", "node-1", "--why", "sold", "--deadline", "5m")[0] == 0
     assert pool.devices()[0]["cordoned"] == "retired: sold"
+    assert "fine, retired" in run("health")[1]
     assert run("undrain", "node-1")[1] == "node-1 takes work again; what has not moved stays.\n"
     assert pool.status().gpus_free == 8
     assert "is not a length of time" in run("drain", "node-1", "--deadline", "soon")[2]

@@ -65,7 +65,7 @@ def test_it_says_what_there_is(gpupool, shell):
 
 
 def test_an_administrator_takes_a_gpu_out_and_back(gpupool, pool):
-    assert repr(gpupool('drain gpu1 --why "driver upgrade"')).startswith("gpu1 takes no new work")
+    assert repr(gpupool('drain gpu1 --why "driver upgrade"')).startswith("node-1/gpu1 takes no new work")
     assert pool.devices()[1]["cordoned"] == "driver upgrade"
     gpupool("undrain gpu1")
     assert pool.status().gpus_free == 8

@@ -35,6 +35,7 @@ ENDPOINTS = [
     ("PUT", "projects", "write"),
     ("GET", "usage", "read"),
     ("GET", "history", "read"),
+    ("GET", "health/node-1/gpu0", "read"),
     ("POST", "health/node-1/gpu0", "write"),
     ("GET", "notices", "read"),
     ("GET", "leases/0123456789/dashboard/status", "execute"),
@@ -139,10 +140,11 @@ def test_who_waits_is_listed(server):
 
 def test_a_device_is_taken_out_of_service_and_back(server):
     why = {"action": "cordon", "why": "fans are being cleaned"}
-    server.call("POST", "health/node-1/gpu0", why, status=204)
+    assert server.call("POST", "health/gpu0", why)["name"] == "node-1/gpu0"
+    assert server.get("health/node-1/gpu0")["cordoned"] == "fans are being cleaned"
     device = server.get("devices")["devices"][0]
     assert (device["name"], device["cordoned"]) == ("node-1/gpu0", "fans are being cleaned")
-    server.call("POST", "health/node-1/gpu0", {"action": "uncordon"}, status=204)
+    server.call("POST", "health/node-1/gpu0", {"action": "uncordon"})
     assert not server.get("devices")["devices"][0]["cordoned"]
 
 
@@ -160,6 +162,8 @@ def test_a_device_is_taken_out_of_service_and_back(server):
         ("GET", "leases?state=asleep", None, (400, "bad_request", "state")),
         ("GET", "leases/..%2f..%2fv1%2ftokens", None, (404, "unknown_lease", "")),
         ("POST", "health/gpu99", {"action": "cordon"}, (404, "not_found", "")),
+        ("GET", "health/node-1", None, (400, "bad_request", "")),
+        ("GET", "health/%2e%2e/tokens", None, (404, "not_found", "")),
         ("POST", "health/%2e%2e/stop", {}, (404, "not_found", "")),
         ("DELETE", "leases/%2e%2e", None, (404, "not_found", "")),
         ("GET", "leases/%2e%2e/logs", None, (404, "not_found", "")),

@@ -30,10 +30,14 @@ MOST_XID = 1000
 STOP_S = 0.2
 
 ACTIONS = ("cordon", "drain", "uncordon", "undrain", "retire", "drill", "undrill")
+#: How what takes something out is said afterwards.
+DONE = {"cordon": "cordoned", "drain": "drained", "retire": "retired"}
 HEALTH: dict[str, Field] = {
     "action": Field(fields.one_of("action", [*ACTIONS]), {"enum": [*ACTIONS]}, "What to do."),
     "why": Field(fields.text("why", 0, 500), {"type": "string"}, "For everybody to read."),
-    "deadline": Field(fields.duration, {"type": ["string", "number"]}, "Of a drain; default: the pool's."),
+    "deadline": Field(
+        fields.duration, {"type": ["string", "number"]}, "Of a drain; default: the pool's, to retire a day."
+    ),
     "xid": Field(fields.whole("xid", 1, MOST_XID), {"type": "integer"}, "Of a drill; default: 79."),
 }
 KINDS = ("lasting", "login", "agent")
@@ -98,7 +102,7 @@ async def set_projects(call: Call) -> Answer:
 async def health(call: Call) -> Answer:
     """Take a device or node out of service or back, or break it for practice."""
     face, said = call.controller, _read(call, HEALTH, "action")
-    target, action, why = resolve(face.pool, call.path["target"]), said["action"], said.get("why", "")
+    target, action = resolve(face.pool, call.path["target"]), said["action"]
     if action in ("drill", "undrill"):
         if target not in face.pool.devices:
             raise Problem(
@@ -107,21 +111,33 @@ async def health(call: Call) -> Answer:
         failed = await face.drill(target, said.get("xid", 79) if action == "drill" else 0)
         if failed:
             raise Problem(Trouble.NOT_READY, failed, "Try again when its agent is back.")
-        return Answer(None, HTTPStatus.NO_CONTENT)
-    why = why or f"{action} by {call.asker.user}"
-    if action == "retire" and said.get("why"):
-        why = f"retired: {why}"
-    now = face.clock.now()
-    event: PoolEvent = Uncordoned(now=now, cause=cause(call), target=target, why=why)
-    if action in ("cordon", "drain", "retire"):
-        deadline = said.get("deadline", 0)
-        event = Cordoned(
-            now=now, cause=cause(call), target=target, why=why, drain=action != "cordon", deadline=deadline
-        )
-    accepted(call, event)
+        return _ordered(face.pool, target)
+    accepted(call, _order(call, target, action, said))
     if action != "cordon":
         face.decided(target, fit=action in ("uncordon", "undrain"))
-    return Answer(None, HTTPStatus.NO_CONTENT)
+    return _ordered(face.pool, target)
+
+
+def _order(call: Call, target: str, action: str, said: dict[str, Any]) -> PoolEvent:
+    """Write what an administrator has said of a device or node as an event for the pool."""
+    why, now = said.get("why", ""), call.controller.clock.now()
+    if action not in DONE:
+        return Uncordoned(now=now, cause=cause(call), target=target, why=why)
+    why = why or f"{DONE[action]} by {call.asker.user}"
+    return Cordoned(
+        now=now,
+        cause=cause(call),
+        target=target,
+        why=f"retired: {why}" if action == "retire" and said.get("why") else why,
+        drain=action != "cordon",
+        deadline=said.get("deadline", 0),
+        retire=action == "retire",
+    )
+
+
+def _ordered(pool: Pool, target: str) -> Answer:
+    """Say what was meant: people write "gpu3" for a device of some node."""
+    return Answer({"target": target, "name": pool.device_name(target) if target in pool.devices else target})
 
 
 async def evidence(call: Call) -> Answer:
@@ -318,7 +334,7 @@ ROUTES = (
         about="Take a device or node out of service or back, or break a device for practice.",
         scope="admin",
         body="Health",
-        answers={204: ""},
+        answers={200: "Ordered"},
         problems=(404, 409),
     ),
     Route(

@@ -106,6 +106,47 @@ _DEVICE = {
     "free_milli": WHOLE,
     "reading": maybe(thing(_READING)),
 }
+_INCIDENT = {
+    "kind": TEXT,
+    "labels": many(TEXT),
+    "meaning": TEXT,
+    "first": WHOLE,
+    "last": WHOLE,
+    "count": WHOLE,
+    "instance": WHOLE,
+    "programs": many(TEXT),
+}
+#: What was read when it was judged; what is missing is what that driver does not say.
+_READ = {
+    "now": WHOLE,
+    "error": TEXT,
+    "utilisation": maybe(WHOLE),
+    "memory_used": maybe(WHOLE),
+    "temperature": maybe(NUMBER),
+    "power": maybe(NUMBER),
+    "recovery_action": maybe(WHOLE),
+    "remap_pending": maybe(FLAG),
+    "remap_failed": maybe(FLAG),
+    "ecc_uncorrected": maybe(WHOLE),
+    "slowdown": maybe(WHOLE),
+    "pcie_width": maybe(WHOLE),
+    "nvlinks": maybe(many(FLAG)),
+    "nvlink_errors": maybe(WHOLE),
+}
+#: As `core.findings.evidence` writes it; times in milliseconds since the epoch, by the node's clock. An agent
+#: of another version may say more or less.
+_GROUNDS: dict[str, Any] = {
+    "rule": TEXT,
+    "since": WHOLE,
+    "instance": WHOLE,
+    "programs": many(TEXT),
+    "incidents": many(thing(_INCIDENT, optional=tuple(_INCIDENT))),
+    "readings": many({**thing(_READ, optional=tuple(_READ)), "additionalProperties": True}),
+    "error": TEXT,
+    "memory_errors": many(many(WHOLE)),
+    "strikes": many(WHOLE),
+    "probation_until": WHOLE,
+}
 _EVIDENCE = {
     "device": TEXT,
     "name": TEXT,
@@ -113,8 +154,7 @@ _EVIDENCE = {
     "sentence": TEXT,
     "probation": FLAG,
     "cordoned": TEXT,
-    # As `core.findings.evidence` writes it; times in milliseconds since the epoch, by the node's clock.
-    "evidence": {"type": "object"},
+    "evidence": {**thing(_GROUNDS, optional=tuple(_GROUNDS)), "additionalProperties": True},
 }
 _NODE = {
     "name": TEXT,
@@ -122,6 +162,7 @@ _NODE = {
     "state": words(("up", "silent", "lost")),
     "connected": FLAG,
     "cordoned": TEXT,
+    "retired": FLAG,
     "cpus": NUMBER,
     "memory": WHOLE,
     "devices": WHOLE,
@@ -329,6 +370,7 @@ SCHEMAS: dict[str, Schema] = {
         {"devices": many(thing(_DEVICE)), "gone": many(TEXT), "sequence": WHOLE, "simulated": FLAG}
     ),
     "Evidence": thing(_EVIDENCE),
+    "Ordered": thing({"target": TEXT, "name": TEXT}),
     "Lease": thing(_LEASE),
     "Leases": thing({"leases": many(ref("Lease")), "next": maybe(TEXT)}),
     "Explanation": thing(_EXPLANATION),

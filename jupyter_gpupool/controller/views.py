@@ -81,6 +81,7 @@ def _node(face: ControllerFace, record: Any) -> dict[str, Any]:
         "state": record.state.value,
         "connected": face.connected(node.name),
         "cordoned": record.cordoned,
+        "retired": record.retired,
         "cpus": node.cpus / 1000,
         "memory": node.memory,
         "devices": len(node.devices),
@@ -122,10 +123,12 @@ def taken_by_device(view: Pool) -> dict[str, list[tuple[Lease, Slice]]]:
 def bars(view: Pool, record: DeviceRecord) -> list[str]:
     """Return why a device takes no new work, in words of one list."""
     node = view.nodes[record.device.node]
+    retired = record.retired or node.retired
     flags = (
         (node.state is not NodeState.UP, f"node {node.state.value}"),
         (record.verdict not in FIT, "out"),
-        (bool(record.cordoned or node.cordoned), "cordoned"),
+        (retired, "retired"),
+        (bool(record.cordoned or node.cordoned) and not retired, "cordoned"),
         (bool(record.outside), "outside use"),
     )
     return [word for there, word in flags if there]

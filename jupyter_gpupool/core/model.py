@@ -630,6 +630,8 @@ class Cordoned(PoolEvent):
     drain: bool = False
     #: milliseconds for the drain; 0: the default
     deadline: int = 0
+    #: It leaves the pool for good: what runs there has long to end, and only a person lets it in again.
+    retire: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,8 @@ Rule 2: what a node brings back that the pool has given up is ended before its p
 Rule 3: a verdict says how urgently work must move (`MOVES`); `restart_worker` moves nothing.
 Rule 4: cordoned, out, used from outside: nothing new goes there; what is there is left alone, unless
         drained.
+Rule 5: what an administrator has said stands until an administrator says otherwise, though the device be
+        gone in between. One that is retired has its work finished first, and does not come back.
 
 Not its business: what makes a device unfit (`health`).
 """
@@ -30,7 +32,15 @@ from jupyter_gpupool.core.model import (
     StopSlice,
     Verdict,
 )
-from jupyter_gpupool.core.state import WORKING, DeviceRecord, Lease, Leaving, NodeRecord, NodeState
+from jupyter_gpupool.core.state import (
+    WORKING,
+    DeviceRecord,
+    KeptOut,
+    Lease,
+    Leaving,
+    NodeRecord,
+    NodeState,
+)
 from jupyter_gpupool.core.xids import concerned
 
 if TYPE_CHECKING:
@@ -49,6 +59,8 @@ if TYPE_CHECKING:
 
 #: How long the old slice of an `evacuate` may wait for its replacement to run, in milliseconds.
 EVACUATION = 30_000
+#: How long what runs on a device that is retired may take to end: long, for nobody waits for the device.
+RETIREMENT = 24 * 3_600_000
 #: How work leaves a device of that verdict, and within how long (None: the default of a drain).
 MOVES: dict[Verdict, tuple[DrainMode, int | None]] = {
     Verdict.RETIRE_SOON: (DrainMode.FINISH, None),
@@ -127,13 +139,21 @@ def _take_in_devices(state: State, record: NodeRecord) -> None:
         known = state.devices.get(device.uuid)
         if known is None:
             known = state.devices[device.uuid] = DeviceRecord(device=device)
+            said = state.absent.pop(device.uuid, KeptOut(why=""))
+            known.cordoned, known.retired = said.why, said.retired
         known.device = device
         bar(state, known)
     here = {device.uuid for device in record.node.devices}
     for uuid in [uuid for uuid, each in state.devices.items() if each.device.node == record.node.name]:
         if uuid not in here:
-            state.count_device(state.devices[uuid], there=False)
-            del state.devices[uuid]
+            _take_out_device(state, state.devices.pop(uuid))
+
+
+def _take_out_device(state: State, record: DeviceRecord) -> None:
+    """A node has a device no more: what is said of it stays for the day when it is back."""
+    state.count_device(record, there=False)
+    if record.cordoned:
+        state.absent[record.device.uuid] = KeptOut(why=record.cordoned, retired=record.retired)
 
 
 def _take_back(state: State, lease: Lease, slice_: Slice, *, adopted: bool) -> None:
@@ -330,10 +350,11 @@ def on_outside_use(state: State, event: OutsideUse) -> None:
 
 def on_cordoned(state: State, event: Cordoned) -> None:
     """An administrator keeps new work off a device or node, or moves the present work away too."""
-    if not _cordon(state, event.target, event.why or "cordoned by an administrator"):
+    if not _cordon(state, event.target, event.why or "cordoned by an administrator", retire=event.retire):
         return
     if event.drain:
-        deadline = state.now + (event.deadline or state.defaults.drain_deadline)
+        usual = RETIREMENT if event.retire else state.defaults.drain_deadline
+        deadline = state.now + (event.deadline or usual)
         why = event.why or "maintenance"
         move(state, event.target, Leaving(mode=DrainMode.FINISH, deadline=deadline, why=why))
 
@@ -350,7 +371,7 @@ def on_uncordoned(state: State, event: Uncordoned) -> None:
             state.touch(lease)
 
 
-def _cordon(state: State, target: str, why: str) -> bool:
+def _cordon(state: State, target: str, why: str, *, retire: bool = False) -> bool:
     node, record = state.nodes.get(target), state.devices.get(target)
     if node is None and record is None:
         lives.refuse(
@@ -362,10 +383,10 @@ def _cordon(state: State, target: str, why: str) -> bool:
         )
         return False
     if node is not None:
-        node.cordoned = why
+        node.cordoned, node.retired = why, bool(why) and (retire or node.retired)
         for device in node.node.devices:
             bar(state, state.devices[device.uuid])
     elif record is not None:
-        record.cordoned = why
+        record.cordoned, record.retired = why, bool(why) and (retire or record.retired)
         bar(state, record)
     return True

@@ -32,6 +32,7 @@ from jupyter_gpupool.core.state import (
     HOLDING,
     WAITING,
     DeviceRecord,
+    KeptOut,
     Lease,
     NodeRecord,
     NodeState,
@@ -46,10 +47,11 @@ if TYPE_CHECKING:
     from jupyter_gpupool.core.tree import Tenant
 
 #: Written into each snapshot; a change of form gets a new number and a step in `UPGRADES`.
-FORM = 2
+FORM = 3
 #: form -> a step to the next one.
 UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     1: lambda data: {**data, "form": 2, "hours": {}},  # what people used was not kept by hours
+    2: lambda data: {**data, "form": 3, "absent": {}},  # a cordon was forgotten with a device that was gone
 }
 
 
@@ -63,6 +65,7 @@ def snapshot(state: State) -> dict[str, Any]:
         "projects": encode(state.projects),
         "nodes": encode(state.nodes),
         "devices": encode(state.devices),
+        "absent": encode(state.absent),
         "leases": encode(state.leases),
         "ended": list(state.ended),
         "needy": list(state.needy),
@@ -111,6 +114,8 @@ def _restore(data: dict[str, Any]) -> State:
         state.nodes[name] = decode(NodeRecord, each)
     for uuid, each in data["devices"].items():
         state.devices[uuid] = decode(DeviceRecord, each)
+    for uuid, each in data["absent"].items():
+        state.absent[uuid] = decode(KeptOut, each)
     for ident, each in data["leases"].items():
         state.leases[ident] = decode(Lease, each)
     state.ended = dict.fromkeys(data["ended"])

@@ -58,6 +58,8 @@ class NodeRecord:
     state: NodeState = NodeState.UP
     #: Why an administrator keeps new work off it; empty: they do not.
     cordoned: str = ""
+    #: It is cordoned for good.
+    retired: bool = False
     #: When it is declared lost; 0: it is not silent.
     lost_at: int = 0
     #: Slices given up when it was lost, whose processes may still run there.
@@ -77,8 +79,18 @@ class DeviceRecord:
     probation: bool = False
     #: Why an administrator keeps new work off it; empty: they do not.
     cordoned: str = ""
+    #: It is cordoned for good.
+    retired: bool = False
     #: Who computes on it from outside the pool; empty: nobody.
     outside: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptOut:
+    """What an administrator has said of a device that its node does not have at present."""
+
+    why: str
+    retired: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

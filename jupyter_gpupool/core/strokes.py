@@ -41,6 +41,7 @@ from jupyter_gpupool.core.state import (
     WAITING,
     Charge,
     DeviceRecord,
+    KeptOut,
     Lease,
     NodeRecord,
     NodeState,
@@ -66,6 +67,8 @@ class State:
         self.projects: tuple[Project, ...] = (Project(name="default"),)
         self.nodes: dict[str, NodeRecord] = {}
         self.devices: dict[str, DeviceRecord] = {}
+        #: UUID -> why it is cordoned, of devices that were taken out of their nodes: they come back so.
+        self.absent: dict[str, KeptOut] = {}
         #: All leases, the last `KEEP_ENDED` ended ones included.
         self.leases: dict[str, Lease] = {}
         self.ended: dict[str, None] = {}

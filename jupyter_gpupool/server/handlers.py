@@ -227,15 +227,19 @@ class Notices(PoolHandler):
 
 
 class Health(PoolHandler):
-    """A device or node in and out of service."""
+    """A device's verdict; a device or node in and out of service."""
+
+    @web.authenticated
+    @authorized(action="read", resource=RESOURCE)
+    async def get(self, target: str) -> None:
+        """Say what the verdict rests on."""
+        await self.look(path_of("health", *target.split("/")))
 
     @web.authenticated
     @authorized(action="write", resource=RESOURCE)
     async def post(self, target: str) -> None:
         """Do what is said with it."""
-        await self.change("POST", path_of("health", *target.split("/")), self.body())
-        self.set_status(HTTPStatus.NO_CONTENT)
-        await self.finish()
+        await self.answer(await self.change("POST", path_of("health", *target.split("/")), self.body()))
 
 
 # ---------------------------------------------------------------------------------------------------- leases

@@ -125,6 +125,14 @@ describe('PoolModel', () => {
     expect(server.asked.length).toBe(before);
   });
 
+  it('reads what a verdict rests on when it is asked, and fails with the sentence of the pool', async () => {
+    server.answers['GET health/GPU-1'] = () => ({ name: 'node-1/gpu0', evidence: { rule: 'xid gone' } });
+    expect((await model.evidence('GPU-1')).evidence.rule).toBe('xid gone');
+    server.answers['GET health/GPU-1'] = () => ({ status: 404, detail: 'There is none.' });
+    await expect(model.evidence('GPU-1')).rejects.toThrow('There is none.');
+    expect(server.asked).toEqual(['GET health/GPU-1', 'GET health/GPU-1']);
+  });
+
   it('asks for news of devices only, and keeps the objects of those that are as they were', async () => {
     model.watch('devices');
     await soon(() => model.devices.length === 2);

@@ -40,10 +40,11 @@ export function duration(seconds: number): string {
   return parts.join(' ');
 }
 
-/** A time of the day, with the date if it is not today. */
-export function clock(seconds: number, now: number): string {
+/** A time of the day, with the date if it is not today; `exact` to the second. */
+export function clock(seconds: number, now: number, exact = false): string {
   const [when, today] = [new Date(seconds * 1000), new Date(now * 1000)];
-  const time = when.toLocaleTimeString(undefined, { hour: '2-digit', minute: '2-digit' });
+  const second = exact ? ({ second: '2-digit' } as const) : {};
+  const time = when.toLocaleTimeString(undefined, { hour: '2-digit', minute: '2-digit', ...second });
   if (when.toDateString() === today.toDateString()) {
     return time;
   }

@@ -5,6 +5,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import React from 'react';
 
+import { EvidenceOf } from './evidence';
 import { Button, IViewProps, Loaded, Nothing } from './parts';
 import { state } from './pool';
 import { forbidden } from './rights';
@@ -49,7 +50,8 @@ export function HealthView(props: IViewProps): JSX.Element {
 }
 
 function well(device: Device): boolean {
-  return device.verdict === 'fine' && !device.cordoned && !device.outside && !device.reading?.error;
+  const flags = device.cordoned || device.outside || device.flags.includes('probation');
+  return device.verdict === 'fine' && !flags && !device.reading?.error;
 }
 
 function byVerdict(one: Device, other: Device): number {
@@ -59,7 +61,7 @@ function byVerdict(one: Device, other: Device): number {
 function DeviceHealth(props: IViewProps & { device: Device; admin: boolean }): JSX.Element {
   const { device, admin, trans } = props;
   const { sign, word, mood } = state(device, trans);
-  const evidence = [
+  const words = [
     device.verdict_sentence,
     device.outside && trans.__('In use outside the pool (%1)', device.outside),
     device.reading?.error && trans.__('The driver says: %1', device.reading.error)
@@ -73,10 +75,11 @@ function DeviceHealth(props: IViewProps & { device: Device; admin: boolean }): J
           <span className="jp-gpupool-Chip">{trans.__('on probation')}</span>
         )}
       </div>
-      {evidence.map((each, n) => (
+      {words.map((each, n) => (
         <p key={n}>{each}</p>
       ))}
       {device.cordoned && <p>{trans.__('Takes no new work: %1', device.cordoned)}</p>}
+      <EvidenceOf {...props} />
       {admin && (
         <Orders
           {...props}
@@ -131,7 +134,9 @@ function Nodes(props: IViewProps & { admin: boolean }): JSX.Element {
               {words[node.state]}
             </span>
             {node.cordoned && (
-              <span className="jp-gpupool-small">{trans.__('cordoned: %1', node.cordoned)}</span>
+              <span className="jp-gpupool-small">
+                {node.retired ? node.cordoned : trans.__('cordoned: %1', node.cordoned)}
+              </span>
             )}
             {admin && <Orders {...props} target={node.name} name={node.name} out={node.cordoned !== ''} />}
           </li>

@@ -20,6 +20,7 @@ import type { IPoolModel, IStand, Topic } from './tokens';
 import type {
   Change,
   Device,
+  Evidence,
   Explanation,
   HealthAction,
   Hour,
@@ -162,6 +163,10 @@ export class PoolModel extends VDomModel implements IPoolModel {
 
   async reach(start: boolean): Promise<void> {
     await this._act('POST', ['pool'], { body: { action: start ? 'start' : 'retry' } });
+  }
+
+  evidence(device: string): Promise<Evidence> {
+    return this._call('GET', ['health', device]);
   }
 
   health(target: string, action: HealthAction, why: string): Promise<void> {

@@ -143,7 +143,11 @@ function Heading(props: {
     <h3 className="jp-gpupool-Node" title={node?.address}>
       <span>{name}</span>
       {state && <span className="jp-gpupool-Chip jp-mod-bad">{`✕ ${state}`}</span>}
-      {node?.cordoned && <span className="jp-gpupool-Chip jp-mod-warn">{trans.__('cordoned')}</span>}
+      {node?.cordoned && (
+        <span className="jp-gpupool-Chip jp-mod-warn">
+          {node.retired ? trans.__('retired') : trans.__('cordoned')}
+        </span>
+      )}
       <span className="jp-gpupool-Node-free">{trans.__('%1 of %2 free', gpus(free), own.length)}</span>
     </h3>
   );
@@ -224,6 +228,9 @@ export function state(
   device: Device,
   trans: TranslationBundle
 ): { sign: string; word: string; mood: string } {
+  if (device.flags.includes('retired') && device.verdict === 'fine') {
+    return { sign: '⊗', word: trans.__('retired'), mood: 'warn' };
+  }
   if (device.cordoned && device.verdict === 'fine') {
     return { sign: '⊘', word: trans.__('cordoned'), mood: 'warn' };
   }

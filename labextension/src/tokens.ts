@@ -11,6 +11,7 @@ import type { Problem } from './request';
 import type {
   Change,
   Device,
+  Evidence,
   Explanation,
   HealthAction,
   Hour,
@@ -78,6 +79,8 @@ export interface IPoolModel extends VDomRenderer.IModel {
   change(lease: string, what: Change): Promise<Lease>;
   explain(lease: string): Promise<Explanation>;
   logs(lease: string): Promise<Log[]>;
+  /** What a device's verdict rests on. */
+  evidence(device: string): Promise<Evidence>;
   health(target: string, action: HealthAction, why: string): Promise<void>;
   /** Look for the pool now, or start one on the server's machine. */
   reach(start: boolean): Promise<void>;

@@ -13,6 +13,7 @@ export interface Pool {
     state: 'up' | 'silent' | 'lost';
     connected: boolean;
     cordoned: string;
+    retired: boolean;
     cpus: number;
     memory: number;
     devices: number;
@@ -71,6 +72,51 @@ export interface Devices {
   gone: string[];
   sequence: number;
   simulated: boolean;
+}
+
+export interface Evidence {
+  device: string;
+  name: string;
+  verdict: 'fine' | 'watch' | 'restart_worker' | 'retire_soon' | 'evacuate' | 'gone';
+  sentence: string;
+  probation: boolean;
+  cordoned: string;
+  evidence: {
+    rule?: string;
+    since?: number;
+    instance?: number;
+    programs?: string[];
+    incidents?: {
+      kind?: string;
+      labels?: string[];
+      meaning?: string;
+      first?: number;
+      last?: number;
+      count?: number;
+      instance?: number;
+      programs?: string[];
+    }[];
+    readings?: {
+      now?: number;
+      error?: string;
+      utilisation?: number | null;
+      memory_used?: number | null;
+      temperature?: number | null;
+      power?: number | null;
+      recovery_action?: number | null;
+      remap_pending?: boolean | null;
+      remap_failed?: boolean | null;
+      ecc_uncorrected?: number | null;
+      slowdown?: number | null;
+      pcie_width?: number | null;
+      nvlinks?: boolean[] | null;
+      nvlink_errors?: number | null;
+    }[];
+    error?: string;
+    memory_errors?: number[][];
+    strikes?: number[];
+    probation_until?: number;
+  };
 }
 
 export interface Lease {
@@ -354,7 +400,7 @@ export interface Health {
   action: 'cordon' | 'drain' | 'uncordon' | 'undrain' | 'retire' | 'drill' | 'undrill';
   /** For everybody to read. */
   why?: string;
-  /** Of a drain; default: the pool's. */
+  /** Of a drain; default: the pool's, to retire a day. */
   deadline?: string | number;
   /** Of a drill; default: 79. */
   xid?: number;

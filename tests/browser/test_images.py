@@ -90,6 +90,9 @@ def test_every_panel_is_fit_for_everybody(sidebar: Sidebar, busy, theme: str):
             expect(sidebar.lease("notebook")).to_contain_text("41 %")
         if name == "history":
             expect(sidebar.root).to_contain_text(re.compile(r"(?<![\d.])\d{2,} GPU hours in 14 days"))
+        if name == "health":
+            sidebar.root.locator(".jp-gpupool-Ill summary").first.click()
+            expect(sidebar.root.locator(".jp-gpupool-Readings")).to_be_visible()
         if name == "pool":
             expect(sidebar.root.locator(".jp-gpupool-Tile").first).to_contain_text("97 %")
             sidebar.root.locator(".jp-gpupool-Tile").first.click()
