@@ -90,7 +90,9 @@ class Columns:
         self._moment = (0, 0)
         self._states_mark = (-1, 0)
         self._state_numbers: dict[bytes, int] = {}
-        self._states: np.ndarray = np.zeros(0, dtype=np.int64)
+        self._next_state = 0
+        #: Row -> number of its state.
+        self._states: dict[int, int] = {}
         self._grow(0, width)
 
     @property
@@ -139,19 +141,20 @@ class Columns:
             return now, None
         return now, list(dict.fromkeys(self._log[mark[1] - self._log_base :]))
 
-    def states(self, rows: np.ndarray) -> np.ndarray:
-        """A number for the state of each of these rows: the same number, the same state."""
+    def states(self) -> dict[int, int]:
+        """By row a number for its state: the same number, the same state, at any time."""
         mark, changed = self.changes_since(self._states_mark)
         self._states_mark = mark
-        if changed is None or len(self._state_numbers) > _STATES:
+        if len(self._state_numbers) > _STATES:
             self._state_numbers.clear()
-            self._states = np.zeros(len(self.free), dtype=np.int64)
-            changed = list(self.row_of.values())
-        for row in changed:
+        for row in self.row_of.values() if changed is None else changed:
             key = self.grids[:, row].tobytes() + self.lines[:, row].tobytes()
-            self._states[row] = self._state_numbers.setdefault(key, len(self._state_numbers))
-        found: np.ndarray = self._states[rows]
-        return found
+            number = self._state_numbers.get(key)
+            if number is None:
+                self._next_state += 1
+                number = self._state_numbers[key] = self._next_state
+            self._states[row] = number
+        return self._states
 
     def _changed(self, row: int) -> None:
         if len(self._log) >= _LOG:

@@ -57,7 +57,7 @@ class _Round:
 
     state: State
     #: Shapes for which there may be room.
-    open_: list[Shape]
+    open_: dict[Shape, None]
     book: Book
     #: Users whose first blocked request is in the book.
     seen: dict[Tenant, None] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class _Round:
         if self.book.blocked and not self.state.defaults.passing:
             return True
         if self.book.full:
-            self.open_ = [shape for shape in self.open_ if may_pass(self.book, shape)]
+            self.open_ = {shape: None for shape in self.open_ if may_pass(self.book, shape)}
         return not self.open_
 
     def first_of(self, leaf: Tenant, heads: list[turns.Head]) -> tuple[Lease, tuple[Part, ...]] | None:
@@ -75,27 +75,30 @@ class _Round:
         state, book = self.state, self.book
         if book.full and not any(shape in self.open_ for _, _, shape in heads):
             return None
+        passing = state.defaults.passing
         for _, ident, shape in heads:
+            hopeful = shape in self.open_ and shape.base.failed != state.freed
+            if passing and not hopeful and leaf in self.seen:
+                continue
             lease = state.leases[ident]
             if at_limit(state, leaf, lease):
-                if not state.defaults.passing:
+                if not passing:
                     break
                 continue
-            hopeful = shape in self.open_ and shape.base.failed != state.freed
             parts = book.place(lease, shape.base, shape.limit) if hopeful else None
             if parts:
                 return lease, parts
             if leaf not in self.seen:
                 self.seen[leaf] = None
                 book.block(lease, shape)
-            if not state.defaults.passing:
+            if not passing:
                 break
         return None
 
 
-def may_fit(state: State) -> list[Shape]:
+def may_fit(state: State) -> dict[Shape, None]:
     """The shapes for which, at a quick look, there could be room."""
-    found: list[Shape] = []
+    found: dict[Shape, None] = {}
     for kind in state.waiting.kinds.values():
         free = count_free(state, kind) if kind.whole else 0
         if kind.whole and not free:
@@ -107,7 +110,7 @@ def may_fit(state: State) -> list[Shape]:
                 if base.plain or base.together
                 else placement.may_fit(base.request, kind.want, state.cluster, base.count)
             ):
-                found.append(shape)
+                found[shape] = None
     return found
 
 

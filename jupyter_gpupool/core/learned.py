@@ -15,12 +15,14 @@ from jupyter_gpupool.core import fragmentation, mig
 from jupyter_gpupool.core.model import MIB, WHOLE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jupyter_gpupool.core.cluster import Cluster
 
 #: Whole devices asked for of each model before anything is known, all models together.
 MODELS_PRIOR = 20
-#: From so many rows on it pays to look for those in the same state.
-FEW = 32
+#: Of so many states it is remembered what follows from them.
+MOST_STATES = 16384
 
 
 class Learned:
@@ -102,15 +104,42 @@ def _models(cluster: Cluster) -> dict[frozenset[int], int]:
     return found
 
 
+class Table:
+    """Columns of numbers by row of a cluster that follow from the row's state alone, kept by state."""
+
+    def __init__(self, columns: int, rows: int) -> None:
+        """Begin with zeros."""
+        self.rows: np.ndarray = np.zeros((columns, rows), dtype=np.int64)
+        self._known: dict[int, np.ndarray] = {}
+
+    def forget(self) -> None:
+        """What follows from a state is another now."""
+        self._known.clear()
+
+    def update(
+        self, cluster: Cluster, rows: list[int], work_out: Callable[[Cluster, np.ndarray], None]
+    ) -> None:
+        """Bring rows up to date; `work_out` fills in those of states that are not known yet."""
+        states, known = cluster.states(), self._known
+        if len(known) > MOST_STATES:
+            known.clear()
+        fresh = {states[row]: row for row in rows if states[row] not in known}
+        if fresh:
+            work_out(cluster, np.array(list(fresh.values()), dtype=np.int64))
+            known.update((state, self.rows[:, row].copy()) for state, row in fresh.items())
+        for row in rows:
+            self.rows[:, row] = known[states[row]]
+
+
 class Kept:
     """What is worked out for each row, anew when the row or the demand has changed."""
 
     def __init__(self, rows: int) -> None:
         """Nothing is worked out yet."""
         self._mark, self._generation = (-1, 0), -1
-        #: The waste of each row as it is.
-        self.waste = np.zeros(rows, dtype=np.int64)
-        self._idle = np.zeros(rows, dtype=np.int64)
+        #: By row, and by number of its state: the waste as it is, and the free thousandths.
+        self._table = Table(2, rows)
+        self.waste, self._idle = self._table.rows
         #: Free thousandths by number of model; a node counts for the model of its first device.
         self.free: dict[int, int] = {}
 
@@ -122,18 +151,21 @@ class Kept:
             self.free = dict.fromkeys(np.unique(cluster.model[:, 0]).tolist(), 0)
             self.free.pop(0, None)
             self._idle[:] = 0
+            self._table.forget()
             rows = list(cluster.row_of.values())
         if rows:
-            all_rows = np.array(rows, dtype=np.int64)
-            at, of = one_of_each(cluster, all_rows)
-            free = open_devices(cluster, at)
-            waste = learned(cluster).waste(cluster, at, free, cluster.cpus[at], cluster.memory[at])
-            self.waste[all_rows] = waste[of]
-            self._count(cluster, all_rows, free.sum(axis=1)[of])
+            before = self._idle[rows]
+            self._table.update(cluster, rows, self._work_out)
+            self._count(cluster, rows, self._idle[rows] - before)
 
-    def _count(self, cluster: Cluster, rows: np.ndarray, idle: np.ndarray) -> None:
-        more = idle - self._idle[rows]
-        self._idle[rows] = idle
+    def _work_out(self, cluster: Cluster, rows: np.ndarray) -> None:
+        free = open_devices(cluster, rows)
+        self.waste[rows] = learned(cluster).waste(
+            cluster, rows, free, cluster.cpus[rows], cluster.memory[rows]
+        )
+        self._idle[rows] = free.sum(axis=1)
+
+    def _count(self, cluster: Cluster, rows: list[int], more: np.ndarray) -> None:
         for model, amount in zip(cluster.model[rows, 0].tolist(), more.tolist(), strict=True):
             if model:
                 self.free[model] += amount
@@ -152,11 +184,3 @@ def open_devices(cluster: Cluster, rows: np.ndarray) -> np.ndarray:
     """Free thousandths of devices that take whole work and shares."""
     given = (cluster.barred[rows] == 0) & (cluster.geometry[rows] == 0)
     return np.where(given, cluster.free[rows], 0)
-
-
-def one_of_each(cluster: Cluster, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """One row of each state, and for each row which of these it is like."""
-    if len(rows) < FEW:
-        return rows, np.arange(len(rows))
-    _, first, of = np.unique(cluster.states(rows), return_index=True, return_inverse=True)
-    return rows[first], of

@@ -81,47 +81,75 @@ class Base:
 class Shape:
     """Requests that fit or fail together."""
 
-    __slots__ = ("base", "limit", "waiting")
+    __slots__ = ("base", "limit", "total", "waiting")
 
     def __init__(self, base: Base, limit: int) -> None:
         """Requests of a base, for at most `limit` milliseconds."""
         self.base = base
         self.limit = limit
+        #: Thousandths of GPUs, as far as is known.
+        self.total = base.count * base.each
         #: How many wait.
         self.waiting = 0
-
-    @property
-    def total(self) -> int:
-        """Thousandths of GPUs, as far as is known."""
-        return self.base.count * self.base.each
 
 
 class Line:
     """One user's waiting requests, by shape; each in its order."""
 
-    __slots__ = ("shapes",)
+    __slots__ = ("_heads", "least", "most", "shapes")
 
     def __init__(self) -> None:
         """Start with none."""
         self.shapes: dict[Shape, list[tuple[int, str]]] = {}
+        self._heads: list[tuple[int, str, Shape]] | None = []
+        #: The fewest, and the most, thousandths that any of them asks for.
+        self.least = self.most = 0
+
+    def add(self, shape: Shape, place: tuple[int, str]) -> None:
+        """Let a request wait."""
+        waiting = self.shapes.get(shape)
+        if waiting is None:
+            self.shapes[shape] = [place]
+            self._measure()
+        else:
+            bisect.insort(waiting, place)
+            if waiting[0] is place:
+                self._heads = None
+
+    def remove(self, shape: Shape, place: tuple[int, str]) -> None:
+        """Let a request wait no longer."""
+        waiting = self.shapes[shape]
+        at = bisect.bisect_left(waiting, place)
+        del waiting[at]
+        if not waiting:
+            del self.shapes[shape]
+            self._measure()
+        elif not at:
+            self._heads = None
+
+    def _measure(self) -> None:
+        self._heads = None
+        totals = [shape.total for shape in self.shapes]
+        self.least, self.most = min(totals, default=0), max(totals, default=0)
 
     def heads(self) -> list[tuple[int, str, Shape]]:
-        """The first of each shape, in the user's own order."""
-        found = [(*waiting[0], shape) for shape, waiting in self.shapes.items()]
-        found.sort(key=lambda each: each[:2])
-        return found
+        """The first of each shape, in the user's own order; the same list until that changes."""
+        if self._heads is None:
+            self._heads = [(*waiting[0], shape) for shape, waiting in self.shapes.items()]
+            self._heads.sort(key=_by_rank)
+        return self._heads
 
     def first(self) -> tuple[int, str]:
         """The first of all: rank and id."""
-        return min(waiting[0] for waiting in self.shapes.values())
-
-    def least(self) -> int:
-        """The fewest thousandths that any of them asks for."""
-        return min(shape.total for shape in self.shapes)
+        return self.heads()[0][:2]
 
     def all(self) -> list[tuple[int, str]]:
         """All, in the user's own order."""
         return sorted(each for waiting in self.shapes.values() for each in waiting)
+
+
+def _by_rank(head: tuple[int, str, Shape]) -> tuple[int, str]:
+    return head[:2]
 
 
 class Waiting:
@@ -134,6 +162,8 @@ class Waiting:
         self.shapes: dict[tuple[Base, int], Shape] = {}
         #: Waiting requests: id -> rank, shape and user.
         self.placed: dict[str, tuple[int, Shape, Tenant]] = {}
+        #: Grows with each change.
+        self.mark = 0
 
     def __contains__(self, ident: object) -> bool:
         """Whether the request of that id waits here."""
@@ -177,10 +207,11 @@ class Waiting:
 
     def add(self, lease: Lease, leaf: Tenant, defaults: Defaults) -> None:
         """Let a request wait."""
+        self.mark += 1
         shape, place = self.shape(lease), rank(lease.request, defaults)
         if leaf.line is None:
             leaf.line = Line()
-        bisect.insort(leaf.line.shapes.setdefault(shape, []), (place, lease.id))
+        leaf.line.add(shape, (place, lease.id))
         shape.waiting += 1
         self.placed[lease.id] = (place, shape, leaf)
         for tenant in leaf.path():
@@ -190,13 +221,11 @@ class Waiting:
         """Let a request wait no longer; nothing if it does not."""
         if ident not in self.placed:
             return
+        self.mark += 1
         place, shape, leaf = self.placed.pop(ident)
         line = leaf.line
         assert line is not None
-        waiting = line.shapes[shape]
-        del waiting[bisect.bisect_left(waiting, (place, ident))]
-        if not waiting:
-            del line.shapes[shape]
+        line.remove(shape, (place, ident))
         shape.waiting -= 1
         if not shape.waiting:
             self._forget(shape)

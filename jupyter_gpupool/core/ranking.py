@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jupyter_gpupool.core import fragmentation, instances
-from jupyter_gpupool.core.learned import FEW, kept, learned, one_of_each, open_devices
+from jupyter_gpupool.core.learned import Table, kept, learned, open_devices
 from jupyter_gpupool.core.model import WHOLE
 from jupyter_gpupool.core.wants import MANY, Room, Want, by_host, room
 
@@ -45,23 +45,23 @@ class Ranking:
         """Prepare for `count` slices together on a node; `doubtful`: devices under watch may be used."""
         self._want, self._count, self._doubtful = want, count, doubtful
         self._mark, self._generation = (-1, 0), -1
-        rows = len(cluster.free)
-        #: How many slices each node has room for.
-        self.room = np.zeros(rows, dtype=np.int64)
-        #: The best device of each node for one slice.
-        self.column = np.zeros(rows, dtype=np.int64)
-        self._worth = np.zeros(rows, dtype=np.int64)
-        self._waste = np.zeros(rows, dtype=np.int64)
-        self._fullness = np.zeros(rows, dtype=np.int64)
+        self._table = Table(5, len(cluster.free))
+        #: How many slices each node has room for, and the best device of each node for one slice.
+        self.room, self.column, self._worth, self._waste, self._fullness = self._table.rows
 
     def refresh(self, cluster: Cluster) -> None:
         """Work out again what has changed."""
         self._mark, rows = cluster.changes_since(self._mark)
         if rows is None or self._generation != cluster.demand.generation:
             self._generation = cluster.demand.generation
+            self._table.forget()
             rows = list(cluster.row_of.values())
-        if rows:
-            self._update(cluster, np.array(rows, dtype=np.int64))
+        if not rows:
+            return
+        if self._want.node or self._want.exclude:
+            self._work_out(cluster, np.array(rows, dtype=np.int64))
+        else:
+            self._table.update(cluster, rows, self._work_out)
 
     def keys(self, cluster: Cluster) -> np.ndarray:
         """For each node a number: the smallest is the best; `NONE` where there is no room."""
@@ -83,16 +83,6 @@ class Ranking:
         self._worth[rows], self._waste[rows] = 0, 0
         # Ranks stand for the costs, which may be any size.
         self._waste[rows] = np.unique(cost.min(axis=1), return_inverse=True)[1] * WASTE_STEP
-
-    def _update(self, cluster: Cluster, rows: np.ndarray) -> None:
-        """Work out these rows; of those in the same state just one."""
-        if len(rows) < FEW or self._want.node or self._want.exclude:
-            self._work_out(cluster, rows)
-            return
-        one, of = one_of_each(cluster, rows)
-        self._work_out(cluster, one)
-        for each in (self.room, self.column, self._worth, self._waste, self._fullness):
-            each[rows] = each[one][of]
 
     def _work_out(self, cluster: Cluster, rows: np.ndarray) -> None:
         want, found = self._want, room(cluster, self._want)
@@ -155,20 +145,27 @@ class Space:
         """Prepare for slices of a kind."""
         self._want = want
         self._mark = (-1, 0)
-        self._room = np.zeros(len(cluster.free), dtype=np.int64)
+        self._table = Table(1, len(cluster.free))
+        self._room = self._table.rows[0]
         #: All nodes together, and the most of any one.
         self.total = self.most = 0
 
     def refresh(self, cluster: Cluster) -> None:
         """Work out again what has changed."""
         self._mark, changed = cluster.changes_since(self._mark)
-        rows = np.array(list(cluster.row_of.values()) if changed is None else changed, dtype=np.int64)
-        if not len(rows):
+        rows = list(cluster.row_of.values()) if changed is None else changed
+        if not rows:
             return
+        if self._want.node or self._want.exclude:
+            self._work_out(cluster, np.array(rows, dtype=np.int64))
+        else:
+            self._table.update(cluster, rows, self._work_out)
+        self.total, self.most = int(self._room.sum()), int(self._room.max())
+
+    def _work_out(self, cluster: Cluster, rows: np.ndarray) -> None:
         found = room(cluster, self._want)
         usable = usable_devices(cluster, self._want, found, rows, doubtful=True)
         self._room[rows] = capacity(cluster, self._want, found, rows, usable)
-        self.total, self.most = int(self._room.sum()), int(self._room.max())
 
 
 def space(cluster: Cluster, want: Want) -> Space:

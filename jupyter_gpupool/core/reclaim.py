@@ -42,14 +42,20 @@ def run(state: State) -> None:
 def _one(state: State) -> bool:
     """Find the first in the queue for whom others can give back, and let them."""
     able, wake = victims.able(state)
-    weight = state.tree.decay.at(state.now + state.defaults.charged_ahead)
-    ahead, wanted = Ahead(state), False
-    for leaf in sorted(state.tree.hungry, key=lambda leaf: path_standing(leaf, weight)):
+    if able and _first(state, able):
+        return True
+    if _sooner(state, wake) and any(any(_within(state, leaf)) for leaf in state.tree.hungry):
+        state.wake_at = wake
+        state.at(wake, "wake", "")
+    return False
+
+
+def _first(state: State, able: dict[Tenant, list[Tenant]]) -> bool:
+    """Let those who are able give back for the first in the queue for whom that is enough."""
+    ahead = Ahead(state)
+    for leaf in sorted(state.tree.hungry, key=lambda leaf: turns.place(state, leaf)):
         hopeless: dict[Kind, int] = {}
         for _, _, shape, lease in _within(state, leaf):
-            wanted = True
-            if not able:
-                break
             base = shape.base
             if base.plain and base.count >= hopeless.get(base.kind, base.count + 1):
                 continue  # a smaller one of the same user was not to be had
@@ -60,8 +66,6 @@ def _one(state: State) -> bool:
                 return True
             if base.plain:
                 hopeless[base.kind] = base.count
-    if wanted:
-        wake_up(state, wake)
     return False
 
 
@@ -77,28 +81,21 @@ def preview(state: State, lease: Lease) -> tuple[str, ...]:
     return ()
 
 
-def path_standing(leaf: Tenant, weight: int) -> list[tuple[object, ...]]:
-    """How a user stands in the whole queue."""
-    return [turns.standing(tenant, weight) for tenant in [*leaf.path()][-2::-1]]
-
-
 def _within(state: State, leaf: Tenant) -> Iterator[tuple[int, str, Shape, Lease]]:
     """A user's requests that keep them within their share and may go now, one of each shape."""
     room = leaf.share[ANY] - leaf.served[ANY]
-    if leaf.line is None or leaf.line.least() > room:
+    if leaf.line is None or leaf.line.least > room:
         return
-    heads, _ = turns.split(state, leaf, leaf.line.heads(), room)
+    heads, _ = turns.split(state, leaf, room)
     for rank, ident, shape in heads:
         lease = state.leases[ident]
         if shape.total <= room and not give.at_limit(state, leaf, lease):
             yield rank, ident, shape, lease
 
 
-def wake_up(state: State, when: int) -> None:
-    """Look again when the first protected lease can give back."""
-    if when and (not state.wake_at or when < state.wake_at or state.wake_at <= state.now):
-        state.wake_at = when
-        state.at(when, "wake", "")
+def _sooner(state: State, when: int) -> bool:
+    """Whether the pool is to look again at a time, and would not do so by then."""
+    return bool(when) and (not state.wake_at or when < state.wake_at or state.wake_at <= state.now)
 
 
 def think(plan: Plan, ahead: Book) -> tuple[Part, ...] | None:

@@ -209,6 +209,7 @@ def reconfigure(state: State, projects: tuple[Project, ...], defaults: Defaults)
     state.tree = Tree(projects, fresh)
     state.tree.capacity(state.capacity)
     state.waiting = Waiting()
+    state.ranks = None
     state.takeable_from = {}
     state.holding = {}
     for lease in state.leases.values():

@@ -71,7 +71,7 @@ def overlap(state: State, one: Kind, other: Kind) -> bool:
 
 
 class Book:
-    """The reservations of the first blocked heads, in their order."""
+    """The reservations of the first blocked heads, in their order; good until anything changes."""
 
     def __init__(self, state: State) -> None:
         """Start without any; at most `Defaults.reservations` are made."""
@@ -79,6 +79,8 @@ class Book:
         self.kept: list[Reservation] = []
         self._blocked: list[tuple[Lease, Base]] = []
         self._count = 0
+        #: What `spare` has found since the last head was noted, by kind and time limit.
+        self._spares: dict[tuple[Kind, int], int] = {}
 
     @property
     def blocked(self) -> bool:
@@ -94,6 +96,7 @@ class Book:
         """Note a head that cannot start now."""
         if not self.full:
             self._count += 1
+            self._spares.clear()
             self._blocked.append((lease, self._bounded(lease, shape.base)))
 
     def _bounded(self, lease: Lease, base: Base) -> Base:
@@ -120,10 +123,15 @@ class Book:
 
     def spare(self, base: Base, limit: int) -> int:
         """How many free devices a request of whole devices may use, for so long, at most."""
-        left = count_free(self.state, base.kind)
-        late = self.late(limit)
-        left -= sum(self._counts(base.kind, device) for device in _devices(late))
-        return max(0, min([left, *(self._beside(base.kind, each) for each in late if each.base.plain)]))
+        key = (base.kind, limit)
+        if key not in self._spares:
+            self._spares[key] = self._spare(base.kind, self.late(limit))
+        return self._spares[key]
+
+    def _spare(self, kind: Kind, late: list[Reservation]) -> int:
+        left = count_free(self.state, kind)
+        left -= sum(self._counts(kind, device) for device in _devices(late))
+        return max(0, min([left, *(self._beside(kind, each) for each in late if each.base.plain)]))
 
     def _counts(self, kind: Kind, device: str) -> bool:
         """Whether a device is wholly free, and of use for a kind."""

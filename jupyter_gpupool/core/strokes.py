@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from jupyter_gpupool.core.reserve import Reservation
+    from jupyter_gpupool.core.turns import Ranks
 
 
 class State:
@@ -93,6 +94,8 @@ class State:
         self.ends_mark = 0
         self._reserved_at: tuple[object, int] = ((), 0)
         self._reserved: dict[object, Reservation | None] = {}
+        #: How tenants stand, as last worked out.
+        self.ranks: Ranks | None = None
         #: User -> from when on each of their leases has run long enough to be taken from, soonest first.
         self.takeable_from: dict[Tenant, list[int]] = {}
         #: (user, name) -> id of the live lease of that name.

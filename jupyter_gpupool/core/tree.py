@@ -125,8 +125,9 @@ class Tree:
         self.asked: dict[str, tuple[tuple[str, int], ...]] = {}
         #: Tenants whose children's shares are to be given out anew.
         self.stale: dict[Tenant, None] = {}
-        #: Grows with each change of what is served or deserved.
+        #: Grows with each change of what is served or deserved, and of usage.
         self.mark = 0
+        self.metered = 0
         for project in projects:
             self.project(project.name)
 
@@ -200,6 +201,7 @@ class Tree:
 
     def meter(self, leaf: Tenant, rate: int, now: int) -> None:
         """Let usage run at a higher rate from now on, or a lower one (below zero)."""
+        self.metered += 1
         shift = rate * self.decay.at(now)
         for tenant in leaf.path():
             tenant.usage -= shift
@@ -211,10 +213,12 @@ class Tree:
 
     def use(self, tenant: Tenant, amount: int, now: int) -> None:
         """Set the decayed usage that a tenant has at `now`; its rate is known already."""
+        self.metered += 1
         tenant.usage = self.decay.kept(amount, now) - tenant.rate * self.decay.at(now)
 
     def renew(self) -> int:
         """Begin a new epoch of the decay; returns by how many bits to shift what is kept elsewhere."""
+        self.metered += 1
         bits = self.decay.renew()
         for tenant in self.everybody():
             tenant.usage >>= bits

@@ -29,29 +29,67 @@ if TYPE_CHECKING:
 
 #: A request's rank among its user's own, its id and its shape.
 Head = tuple[int, str, "Shape"]
+#: Served their share, decayed usage by weight, the request that waits longest, their name.
+Standing = tuple[bool, int, tuple[int, str], str]
 
 
 def order(state: State) -> Iterator[Tenant]:
     """The users who wait, less served first, level by level."""
-    weight = state.tree.decay.at(state.now + state.defaults.charged_ahead)
-    yield from _below(state.tree.root, weight)
+    yield from _below(state.tree.root, _ranks(state))
 
 
-def _below(tenant: Tenant, weight: int) -> Iterator[Tenant]:
-    waiting = [each for each in tenant.children.values() if each.waiting]
-    if len(waiting) > 1:
-        waiting.sort(key=lambda each: standing(each, weight))
-    for each in waiting:
+def _below(tenant: Tenant, ranks: Ranks) -> Iterator[Tenant]:
+    for each in ranks.children(tenant):
         if each.user:
             yield each
         else:
-            yield from _below(each, weight)
+            yield from _below(each, ranks)
 
 
-def standing(tenant: Tenant, weight: int) -> tuple[bool, int, tuple[int, str], str]:
-    """How a tenant stands among its siblings; less is less served."""
-    used = tenant.used(weight)
-    return (tenant.served[ANY] >= tenant.share[ANY], used, (0, "") if used else first(tenant), tenant.name)
+class Ranks:
+    """How tenants stand at one moment, worked out as far as asked; good until anything changes."""
+
+    __slots__ = ("_children", "_standings", "at", "weight")
+
+    def __init__(self, at: tuple[int, ...], weight: int) -> None:
+        """Begin; `weight` is the decay's at the time that usage is charged up to."""
+        self.at = at
+        self.weight = weight
+        self._children: dict[Tenant, list[Tenant]] = {}
+        self._standings: dict[Tenant, Standing] = {}
+
+    def children(self, tenant: Tenant) -> list[Tenant]:
+        """Those right below a tenant who wait, less served first."""
+        found = self._children.get(tenant)
+        if found is None:
+            found = [each for each in tenant.children.values() if each.waiting]
+            if len(found) > 1:
+                found.sort(key=self.standing)
+            self._children[tenant] = found
+        return found
+
+    def standing(self, tenant: Tenant) -> Standing:
+        """How a tenant stands among its siblings; less is less served."""
+        found = self._standings.get(tenant)
+        if found is None:
+            used = tenant.used(self.weight)
+            full = tenant.served[ANY] >= tenant.share[ANY]
+            found = (full, used, (0, "") if used else first(tenant), tenant.name)
+            self._standings[tenant] = found
+        return found
+
+
+def _ranks(state: State) -> Ranks:
+    at = (state.now, state.tree.mark, state.tree.metered, state.waiting.mark)
+    if state.ranks is None or state.ranks.at != at:
+        state.ranks = Ranks(at, state.tree.decay.at(state.now + state.defaults.charged_ahead))
+    return state.ranks
+
+
+def place(state: State, leaf: Tenant) -> list[Standing]:
+    """How a waiting user stands in the whole queue."""
+    ranks = _ranks(state)
+    return [ranks.standing(tenant) for tenant in [*leaf.path()][-2::-1]]
 
 
 def first(tenant: Tenant) -> tuple[int, str]:
@@ -65,11 +103,12 @@ def turns(state: State, *, sure: bool = False) -> Iterator[tuple[Tenant, list[He
     """The users with their requests: those that stay within their shares, then, unless `sure`, the others."""
     later: list[tuple[Tenant, list[Head]]] = []
     for leaf in order(state):
-        heads = leaf.line.heads() if leaf.line else []
         if state.defaults.passing:
-            heads, rest = split(state, leaf, heads, _least_room(leaf))
+            heads, rest = split(state, leaf, _least_room(leaf))
             if rest:
                 later.append((leaf, rest))
+        else:
+            heads = leaf.line.heads() if leaf.line else []
         if heads:
             yield leaf, heads
     if not sure:
@@ -78,12 +117,21 @@ def turns(state: State, *, sure: bool = False) -> Iterator[tuple[Tenant, list[He
 
 def _least_room(leaf: Tenant) -> int:
     """How much more a user may be served with all above them within their shares."""
-    return min(each.share[ANY] - each.served[ANY] for each in leaf.path() if each.parent is not None)
+    here, room = leaf, leaf.share[ANY] - leaf.served[ANY]
+    while here.parent is not None:
+        room = min(room, here.share[ANY] - here.served[ANY])
+        here = here.parent
+    return room
 
 
-def split(state: State, leaf: Tenant, heads: list[Head], room: int) -> tuple[list[Head], list[Head]]:
+def split(state: State, leaf: Tenant, room: int) -> tuple[list[Head], list[Head]]:
     """A user's requests: those that have their turn with so much room, and those that come later."""
-    share = leaf.share[ANY]
+    line, share = leaf.line, leaf.share[ANY]
+    heads = line.heads() if line else []
+    if line is None or line.most <= room:
+        return heads, []
+    if room < line.least and line.most <= share:
+        return [], heads
     soon: list[Head] = []
     later: list[Head] = []
     #: The first that has to wait for its user's own leases; when it is due, and what it leaves over then.
