@@ -18,6 +18,8 @@ from jupyter_gpupool.core.model import WHOLE
 from jupyter_gpupool.core.reserve import Book, hold_parts, usable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from jupyter_gpupool.core.cluster import Part
     from jupyter_gpupool.core.model import Slice
     from jupyter_gpupool.core.plan import Plan
@@ -32,19 +34,27 @@ class Ahead:
         """Begin at the front of the queue."""
         self._state = state
         self._book = Book(state)
-        self._turns = turns.turns(state, sure=True)
-        self._next = next(self._turns, None)
+        self._users = self._walk()
+        #: The user that is looked at; None: before the first, or after the last.
+        self._here: Tenant | None = None
 
     def of(self, leaf: Tenant) -> Book:
         """The reservations ahead of a user; ask for users in the order of the queue."""
-        while self._next and self._next[0] is not leaf and not self._book.full:
-            for _, ident, shape in self._next[1]:
+        while self._here is not leaf and not self._book.full:
+            self._here = next(self._users, None)
+            if self._here is None:
+                break
+        return self._book
+
+    def _walk(self) -> Iterator[Tenant]:
+        """The users in their order; the first request of each is noted when it is asked for the next."""
+        for leaf, heads in turns.turns(self._state, sure=True):
+            yield leaf
+            for _, ident, shape in heads:
                 lease = self._state.leases[ident]
-                if not give.at_limit(self._state, self._next[0], lease):
+                if not give.at_limit(self._state, leaf, lease):
                     self._book.block(lease, shape)
                     break
-            self._next = next(self._turns, None)
-        return self._book
 
 
 class Counted:
@@ -56,7 +66,8 @@ class Counted:
         self.base = plan.shape.base
         self.open = usable(plan.state, self.base.kind)
         self.free = ahead.spare(self.base, plan.shape.limit)
-        self.given = 0
+        #: How many are given back by so many picks.
+        self.given = self.seen = 0
 
     def useful(self, slices: tuple[Slice, ...]) -> bool:
         """Whether any of these slices is on a device that the request could use."""
@@ -69,7 +80,9 @@ class Counted:
     def enough(self, *, last: bool = False) -> bool:
         """Whether it fits with the picks so far."""
         del last
-        self.given = sum(self._counts(each) for pick in self.plan.picks for each in pick.slices)
+        for pick in self.plan.picks[self.seen :]:
+            self.given += sum(self._counts(each) for each in pick.slices)
+        self.seen = len(self.plan.picks)
         return self.free + self.given >= self.base.count
 
     def put_back(self) -> tuple[Part, ...] | None:

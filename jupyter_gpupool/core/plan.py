@@ -45,11 +45,13 @@ class Plan:
     shape: Shape
     #: Who is over their share and has something that can be taken now, by who is above them.
     overs: dict[Tenant, list[Tenant]]
+    #: Of each user the leases that can be taken, the one that loses least last; for all plans of a moment.
+    ranked: dict[Tenant, list[Lease]]
     picks: list[Pick] = field(default_factory=list)
     #: What is taken from each tenant by the picks, by model and for `ANY`.
     taken: dict[Tenant, dict[str, int]] = field(default_factory=dict)
-    #: Of each user the leases that can be taken, the one that loses least last.
-    ranked: dict[Tenant, list[Lease]] = field(default_factory=dict)
+    #: Of each user the leases that have not been looked at yet.
+    left: dict[Tenant, list[Lease]] = field(default_factory=dict)
 
     @property
     def model(self) -> str:

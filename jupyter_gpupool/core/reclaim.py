@@ -18,6 +18,8 @@ from jupyter_gpupool.core import bounds, claims, give, turns, victims
 from jupyter_gpupool.core.fits import Ahead, Counted, Placed
 from jupyter_gpupool.core.model import ANY
 from jupyter_gpupool.core.plan import Plan
+from jupyter_gpupool.core.state import Lease
+from jupyter_gpupool.core.tree import Tenant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,9 +27,7 @@ if TYPE_CHECKING:
     from jupyter_gpupool.core.cluster import Part
     from jupyter_gpupool.core.line import Kind, Shape
     from jupyter_gpupool.core.reserve import Book
-    from jupyter_gpupool.core.state import Lease
     from jupyter_gpupool.core.strokes import State
-    from jupyter_gpupool.core.tree import Tenant
 
 
 def run(state: State) -> None:
@@ -52,14 +52,15 @@ def _one(state: State) -> bool:
 
 def _first(state: State, able: dict[Tenant, list[Tenant]]) -> bool:
     """Let those who are able give back for the first in the queue for whom that is enough."""
-    ahead = Ahead(state)
-    for leaf in sorted(state.tree.hungry, key=lambda leaf: turns.place(state, leaf)):
+    ahead, ranked = Ahead(state), dict[Tenant, list[Lease]]()
+    hungry = [leaf for leaf in state.tree.hungry if leaf.line and leaf.line.least <= _room(leaf)]
+    for leaf in sorted(hungry, key=lambda leaf: turns.place(state, leaf)):
         hopeless: dict[Kind, int] = {}
         for _, _, shape, lease in _within(state, leaf):
             base = shape.base
             if base.plain and base.count >= hopeless.get(base.kind, base.count + 1):
                 continue  # a smaller one of the same user was not to be had
-            plan = Plan(state, lease, leaf, shape, able)
+            plan = Plan(state, lease, leaf, shape, able, ranked)
             parts = think(plan, ahead.of(leaf))
             if parts:
                 claims.commit(plan, parts)
@@ -75,15 +76,20 @@ def preview(state: State, lease: Lease) -> tuple[str, ...]:
     state.tree.refresh()
     able, _ = victims.able(state)
     for _, ident, shape, _ in _within(state, leaf) if able else ():
-        plan = Plan(state, lease, leaf, shape, able)
+        plan = Plan(state, lease, leaf, shape, able, {})
         if ident == lease.id and think(plan, Ahead(state).of(leaf)):
             return tuple(pick.lease.request.name for pick in plan.picks)
     return ()
 
 
+def _room(leaf: Tenant) -> int:
+    """How much more a user may be served within their own share."""
+    return leaf.share[ANY] - leaf.served[ANY]
+
+
 def _within(state: State, leaf: Tenant) -> Iterator[tuple[int, str, Shape, Lease]]:
     """A user's requests that keep them within their share and may go now, one of each shape."""
-    room = leaf.share[ANY] - leaf.served[ANY]
+    room = _room(leaf)
     if leaf.line is None or leaf.line.least > room:
         return
     heads, _ = turns.split(state, leaf, room)

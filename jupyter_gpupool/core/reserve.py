@@ -79,8 +79,8 @@ class Book:
         self.kept: list[Reservation] = []
         self._blocked: list[tuple[Lease, Base]] = []
         self._count = 0
-        #: What `spare` has found since the last head was noted, by kind and time limit.
-        self._spares: dict[tuple[Kind, int], int] = {}
+        #: By kind and time limit: what `spare` has found beside so many of the kept.
+        self._spares: dict[tuple[Kind, int], tuple[int, int]] = {}
 
     @property
     def blocked(self) -> bool:
@@ -96,7 +96,6 @@ class Book:
         """Note a head that cannot start now."""
         if not self.full:
             self._count += 1
-            self._spares.clear()
             self._blocked.append((lease, self._bounded(lease, shape.base)))
 
     def _bounded(self, lease: Lease, base: Base) -> Base:
@@ -109,11 +108,12 @@ class Book:
 
     def resolve(self) -> list[Reservation]:
         """Work out the reservations of the heads noted so far."""
-        blocked, self._blocked = self._blocked, []
-        for lease, base in blocked:
-            found = self._reserve(lease, base)
-            if found:
-                self.kept.append(found)
+        if self._blocked:
+            blocked, self._blocked = self._blocked, []
+            for lease, base in blocked:
+                found = self._reserve(lease, base)
+                if found:
+                    self.kept.append(found)
         return self.kept
 
     def late(self, limit: int) -> list[Reservation]:
@@ -123,15 +123,20 @@ class Book:
 
     def spare(self, base: Base, limit: int) -> int:
         """How many free devices a request of whole devices may use, for so long, at most."""
-        key = (base.kind, limit)
-        if key not in self._spares:
-            self._spares[key] = self._spare(base.kind, self.late(limit))
-        return self._spares[key]
+        kind, kept = base.kind, self.resolve()
+        seen, least = self._spares.get((kind, limit), (0, count_free(self.state, kind)))
+        if seen < len(kept):
+            late = self.late(limit)
+            fresh = [each for each in late if each.base.plain]
+            least = min([least, *(self._beside(kind, each) for each in fresh)])
+            if len(fresh) < len(late):
+                least = min(least, self._not_kept(kind, late))
+            self._spares[kind, limit] = len(kept), least
+        return max(0, least)
 
-    def _spare(self, kind: Kind, late: list[Reservation]) -> int:
-        left = count_free(self.state, kind)
-        left -= sum(self._counts(kind, device) for device in _devices(late))
-        return max(0, min([left, *(self._beside(kind, each) for each in late if each.base.plain)]))
+    def _not_kept(self, kind: Kind, late: list[Reservation]) -> int:
+        """How many free devices are not kept by name."""
+        return count_free(self.state, kind) - sum(self._counts(kind, each) for each in _devices(late))
 
     def _counts(self, kind: Kind, device: str) -> bool:
         """Whether a device is wholly free, and of use for a kind."""
@@ -140,6 +145,8 @@ class Book:
 
     def _beside(self, kind: Kind, head: Reservation) -> int:
         """How many free devices a kind may use beside a head of whole devices."""
+        if kind is head.base.kind:
+            return min(count_free(self.state, kind), head.spare)
         if not overlap(self.state, kind, head.base.kind):
             return count_free(self.state, kind)
         mine, theirs = usable(self.state, kind), usable(self.state, head.base.kind)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from jupyter_gpupool.core.model import WHOLE
 
@@ -32,8 +32,7 @@ _BITS = 40
 _SPAN = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
+class Want(NamedTuple):
     """What one of several siblings wants of what there is. Amounts in thousandths of a GPU."""
 
     name: str
@@ -47,13 +46,16 @@ def deserved(total: int, wants: Sequence[Want]) -> list[int]:
     """Give out `total` to siblings, by rule 1; the answer is in their order."""
     given = _pour(total, [(min(each.quota, each.demand), each.quota, each.name) for each in wants], 1)
     left = total - sum(given)
-    for tier in sorted({each.tier for each in wants}, reverse=True) if left > 0 else ():
+    tiers = {each.tier for each in wants} if left > 0 else set()
+    for tier in sorted(tiers, reverse=True):
         for heavy in (True, False):
             # A weight of nothing gets what those with a weight leave over.
             needs = [
                 (each.demand - got if each.tier == tier and (each.weight > 0) is heavy else 0)
                 for each, got in zip(wants, given, strict=True)
             ]
+            if not any(needs):
+                continue
             rows = [(need, max(1, each.weight), each.name) for need, each in zip(needs, wants, strict=True)]
             more = _pour(left, rows, _unit(needs))
             given = [got + extra for got, extra in zip(given, more, strict=True)]
@@ -69,6 +71,9 @@ def _unit(needs: Sequence[int]) -> int:
 
 def _pour(total: int, rows: Sequence[tuple[int, int, str]], unit: int) -> list[int]:
     """Give `total` to (need, weight, name) in proportion to weight, nobody more than their need."""
+    needs = [max(0, need) for need, _, _ in rows]
+    if sum(needs) <= total:
+        return needs
     given = [0] * len(rows)
     left, weights = total, sum(weight for need, weight, _ in rows if need > 0)
     # Whoever needs least by weight is satisfied first; all that are left then share alike.

@@ -42,6 +42,7 @@ class Tenant:
         "line",
         "name",
         "parent",
+        "place",
         "project",
         "quota",
         "rate",
@@ -61,6 +62,8 @@ class Tenant:
         self.parent = parent
         self.user = user
         self.project = parent.name if parent and user else name
+        #: Its name among its siblings: projects first.
+        self.place = f"{user:d}{name}"
         self.children: dict[str, Tenant] = {}
         #: As stated; and what it is guaranteed: as stated, else what those below it are together.
         self.quota: dict[str, int] = {}
@@ -325,8 +328,7 @@ def apart(one: Tenant, other: Tenant) -> tuple[Tenant, Tenant]:
 def want(tenant: Tenant, key: str) -> Want:
     """What a tenant wants of its parent's share."""
     quota = whole(tenant.sure) if key == ANY else tenant.sure.get(key, 0)
-    name = f"{tenant.user:d}{tenant.name}"
-    return Want(name, quota, tenant.capped.get(key, 0), tenant.weight, tenant.tier)
+    return Want(tenant.place, quota, tenant.capped.get(key, 0), tenant.weight, tenant.tier)
 
 
 def _number(tenant: Tenant, quota: Amounts, limit: Amounts, weight: int, tier: int) -> None:

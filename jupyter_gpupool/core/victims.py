@@ -87,11 +87,13 @@ def _first_of(plan: Plan, useful: Callable[[tuple[Slice, ...]], bool], tenants: 
 
 def _next_of(plan: Plan, useful: Callable[[tuple[Slice, ...]], bool], leaf: Tenant) -> Pick | None:
     """The lease of a user that loses least by giving back."""
-    if leaf not in plan.ranked:
-        plan.ranked[leaf] = _ranked(plan.state, leaf)
-    ranked = plan.ranked[leaf]
-    while ranked:
-        found = ranked.pop()
+    if leaf not in plan.left:
+        if leaf not in plan.ranked:
+            plan.ranked[leaf] = _ranked(plan.state, leaf)
+        plan.left[leaf] = plan.ranked[leaf][:]
+    left = plan.left[leaf]
+    while left:
+        found = left.pop()
         if useful(tuple(found.live())):
             return _whole(plan, found, leaf)
     return None
