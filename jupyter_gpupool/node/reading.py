@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 #: Seconds that a poll waits for its slowest device before it tells what it has; the others' readings follow.
 POLL_DEADLINE = 1.0
+#: Seconds within which devices are read one after the other, and that each gets before the next one begins.
+#: The driver has one lock for all of them, so that at the same time they would only wait for each other.
+IN_TURN, A_TURN = 0.3, 0.1
 #: Seconds of one wait for NVML events: it bounds how long an end takes and how soon a new device is listened
 #: to.
 EVENT_WAIT = 1.0
@@ -70,7 +73,7 @@ class Output:
 
 
 class Poller:
-    """Reads all devices on request, each in its own thread."""
+    """Reads devices on request, each in its own thread, one after the other as long as none hangs."""
 
     def __init__(self, driver: Driver, node: str, output: Output) -> None:
         self.driver = driver
@@ -135,10 +138,11 @@ class Poller:
     def _one_round(self, asked: list[tuple[int | None, tuple[str, ...]]]) -> None:
         named = {uuid for _, only in asked for uuid in only}
         whole = not all(only for _, only in asked)
+        turns_end = time.monotonic() + IN_TURN
         for uuid in [each for each in self.devices if whole or each in named]:
-            self._begin(uuid, self._read)
+            self._begin(uuid, self._read, turns_end)
         if whole:
-            self._begin(PRESENCE, self._absent)
+            self._begin(PRESENCE, self._absent, turns_end)
         flying = {name: future for name, future in self._flying.items() if whole or name in named}
         wait(flying.values(), POLL_DEADLINE)
         found = {uuid: self._take(uuid, future) for uuid, future in flying.items()}
@@ -160,11 +164,13 @@ class Poller:
             return []
         return [uuid for uuid in list(self.devices) if uuid not in present]
 
-    def _begin(self, name: str, call: Callable[[str], Any]) -> None:
+    def _begin(self, name: str, call: Callable[[str], Any], turns_end: float) -> None:
+        """Begin a call, and let it end before the next one begins; one that hangs is not waited for long."""
         if name in self._flying:
             return  # it hangs; one call at a time is enough to find out when it is back
         threads = self._reads.setdefault(name, ThreadPoolExecutor(1, name))
         self._flying[name] = threads.submit(call, name)
+        wait((self._flying[name],), max(0.0, min(A_TURN, turns_end - time.monotonic())))
 
     def _take(self, name: str, future: Future[Any]) -> Any:
         if not future.done():
