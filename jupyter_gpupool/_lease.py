@@ -212,9 +212,7 @@ class Lease(_Lease):
         Raises:
             PoolError: It is not yours, or has not ended after `wait` seconds.
         """
-        for client in list(_clients.pop(self.id, ())):
-            if not client.asynchronous:  # closing that one is for its own event loop
-                client.close()
+        self._close_clients()
         self._pool.carry_out(steps.release(self.id))
         left = steps.ended(self.data, wait) if wait else steps.changed(self.data, 0.0)
         self.data = self._pool.carry_out(left)
@@ -235,9 +233,29 @@ class Lease(_Lease):
         """Grow or shrink an elastic lease to at most so many GPUs."""
         return self._patch({"gpus": gpus})
 
-    def share(self, *users: str) -> Self:
-        """Let exactly these other people use the lease; what they run on it runs as you."""
-        return self._patch({"share": list(users)})
+    def share(self, *users: str, restart: bool = False) -> Self:
+        """Let exactly these other people use the lease; what they run on it runs as you.
+
+        Who has had its keys is shut out again only by a restart on new ones, on the same number of GPUs.
+
+        Args:
+            users: Their names; none: nobody but you.
+            restart: Restart its scheduler and workers on new keys. What it computes and holds is lost, and
+                clients of it in this process are closed: take a new one with `client()`.
+
+        Raises:
+            PoolError: Somebody who has its keys would be shut out without a restart; nothing has changed.
+        """
+        shared = self._pool.carry_out(steps.share(self.id, users, restart=restart))
+        if restart:
+            self._close_clients()
+        self.data = shared
+        return self
+
+    def _close_clients(self) -> None:
+        for client in list(_clients.pop(self.id, ())):
+            if not client.asynchronous:  # closing that one is for its own event loop
+                client.close()
 
     def attach(self) -> tables.Said:
         """Have this process see the lease's devices, and count as the lease's.
@@ -318,9 +336,7 @@ class AsyncLease(_Lease):
 
     async def release(self, wait: float = 0.0) -> None:
         """Give the lease back, or withdraw it while it is pending. See `Lease.release`."""
-        for client in list(_clients.pop(self.id, ())):
-            if client.asynchronous:
-                await client.close()
+        await self._close_clients()
         await self._pool.carry_out(steps.release(self.id))
         if wait:
             self.data = await self._pool.carry_out(steps.ended(self.data, wait))
@@ -336,6 +352,19 @@ class AsyncLease(_Lease):
     async def scale(self, gpus: int) -> Self:
         """Grow or shrink an elastic lease to at most so many GPUs."""
         return await self._patch({"gpus": gpus})
+
+    async def share(self, *users: str, restart: bool = False) -> Self:
+        """Let exactly these other people use the lease. See `Lease.share`."""
+        shared = await self._pool.carry_out(steps.share(self.id, users, restart=restart))
+        if restart:
+            await self._close_clients()
+        self.data = shared
+        return self
+
+    async def _close_clients(self) -> None:
+        for client in list(_clients.pop(self.id, ())):
+            if client.asynchronous:
+                await client.close()
 
     async def attach(self) -> tables.Said:
         """Have this process see the lease's devices, and count as the lease's. See `Lease.attach`."""

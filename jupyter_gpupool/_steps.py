@@ -17,7 +17,7 @@ from jupyter_gpupool._http import Call, PoolError, Steps, Trouble, get
 from jupyter_gpupool.core.model import LeaseState, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 #: What the pool says of a lease, as its API writes it.
 LeaseData = dict[str, Any]
@@ -140,12 +140,17 @@ def release(lease: str) -> Steps[None]:
             raise
 
 
-def patch(lease: str, change: Mapping[str, Any]) -> Steps[LeaseData]:
+def patch(lease: str, change: Mapping[str, Any], **params: str) -> Steps[LeaseData]:
     """Change a lease: its time, its size, who shares it, or that it is still needed."""
     answer: LeaseData = yield Call(
-        method="PATCH", path=lease_path(lease), body=change, expects="id", repeatable=False
+        method="PATCH", path=lease_path(lease), body=change, params=params, expects="id", repeatable=False
     )
     return answer
+
+
+def share(lease: str, users: Sequence[str], *, restart: bool) -> Steps[LeaseData]:
+    """Let exactly these others use a lease; with `restart`, on new keys."""
+    return patch(lease, {"share": list(users)}, **({"restart": "true"} if restart else {}))
 
 
 def read(path: str, expects: str = "") -> Steps[dict[str, Any]]:

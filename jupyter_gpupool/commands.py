@@ -271,6 +271,13 @@ _USERS = Argument(
     metavar="USER",
     options={"nargs": "*"},
 )
+_RESTART = Argument(
+    flags=("--restart",),
+    name="restart",
+    help="start its scheduler and workers anew on new keys, which shuts out everybody else who had the old "
+    "ones; what it computes and holds is lost",
+    options={"action": "store_true"},
+)
 _MANY = Argument(
     flags=("gpus",), name="gpus", help="GPUs at most from now on", metavar="N", options={"type": number}
 )
@@ -380,8 +387,8 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         name="share",
         help="Let exactly these people use a lease too; what they run on it runs as you.",
-        arguments=(_THIS_LEASE, _USERS),
-        run=lambda pool, args: pool.lease(args.lease).share(*args.users),
+        arguments=(_THIS_LEASE, _USERS, _RESTART),
+        run=lambda pool, args: pool.lease(args.lease).share(*args.users, restart=args.restart),
     ),
     Command(
         name="release",

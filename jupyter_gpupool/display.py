@@ -83,7 +83,7 @@ def lease_words(lease: Mapping[str, Any]) -> str:
     limits = dict.fromkeys(filter(None, map(limits_words, lease["slices"])))
     limited = f"limited by {'; '.join(limits)}" if limits else ""
     parts = [f"Lease {name}: {count(lease['gpus'], 'GPU')}{_where(lease)}", _stand(lease), limited]
-    words = ", ".join(filter(None, parts)) + "."
+    words = ", ".join(filter(None, parts)) + "." + f" {lease.get('warning', '')}".rstrip()
     return f"{words} {SIMULATED}" if lease.get("simulated") else words
 
 

@@ -11,7 +11,7 @@ import itertools
 import json
 from typing import TYPE_CHECKING
 
-from jupyter_gpupool.core import bounds, explain, give, placement, turns
+from jupyter_gpupool.core import bounds, explain, give, grants, placement, turns
 from jupyter_gpupool.core.model import (
     ANY,
     GB,
@@ -28,6 +28,7 @@ from jupyter_gpupool.core.model import (
     LeaseFailed,
     LeaseFreed,
     LeaseIdle,
+    LeaseRekeyed,
     LeaseReleased,
     LeaseScaled,
     LeaseStarted,
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from jupyter_gpupool.core.ledger import Reclaim
-    from jupyter_gpupool.core.model import Instruction, PoolEvent
+    from jupyter_gpupool.core.model import Instruction, PoolEvent, Slice
     from jupyter_gpupool.core.state import Lease
 
 GPUS = 4
@@ -110,6 +111,8 @@ class Naive:
         #: What really runs: slice -> (node, device, thousandths); and schedulers.
         self.running: dict[str, tuple[str, str, int]] = {}
         self.schedulers: set[str] = set()
+        #: What was started with which keys: slice -> how often its lease's had been made anew.
+        self.keys: dict[str, int] = {}
         #: Orders on their way, by node; "head" starts and ends schedulers and drains.
         self.orders: dict[str, list[tuple[str, object]]] = {name: [] for name in (*NODES, "head")}
         self.up: set[str] = set()
@@ -180,15 +183,20 @@ class Naive:
             case StartLease():
                 self.orders["head"].append(("scheduler", order.lease))
                 for each in order.slices:
-                    self.to_node(each.node, ("start", each))
+                    self.start(each)
             case AddSlice():
-                self.to_node(order.slice.node, ("start", order.slice))
+                if self.pool.leases[order.lease].address:  # else it is started with the scheduler
+                    self.start(order.slice)
             case DrainSlice():
                 self.orders["head"].append(("drain", order.slice))
             case StopSlice():
                 self.to_node(order.node, ("stop", order.slice))
             case EndLease():
                 self.orders["head"].append(("end", order.lease))
+
+    def start(self, part: Slice) -> None:
+        self.keys[part.id] = self.pool.leases[part.lease].keys
+        self.to_node(part.node, ("start", part))
 
     def to_node(self, name: str, order: tuple[str, object]) -> None:
         if name in self.up:
@@ -204,6 +212,10 @@ class Naive:
             case "scheduler":
                 self.schedulers.add(about)
                 self.send(LeaseStarted, lease=about, address="tls://x")
+                lease = self.pool.leases.get(about)
+                for each in list(lease.slices.values()) if lease and lease.address else ():
+                    if each.state == "starting" and grants.created(each):
+                        self.start(each)
             case "end":
                 self.schedulers.discard(about)
                 self.send(LeaseFreed, lease=about)
@@ -242,6 +254,9 @@ class Naive:
 
     def scale(self, lease: str, count: int) -> None:
         self.send(LeaseScaled, lease=lease, count=count)
+
+    def rekey(self, lease: str) -> None:
+        self.send(LeaseRekeyed, lease=lease, why="a test")
 
     def rest(self, lease: str, kind: type[PoolEvent]) -> None:
         self.send(kind, lease=lease, **({"since": self.now} if kind is LeaseIdle else {}))
@@ -370,6 +385,7 @@ class Naive:
         for key, amount in over.items():
             assert amount <= self.over.get(key, 0), f"{key} is {amount} above its limit"
         self.over = over
+        self.nothing_works_with_old_keys()
         self.less_served_come_first()
         self.the_first_never_waits_while_there_is_room()
         self.whoever_waits_is_told_why()
@@ -398,6 +414,14 @@ class Naive:
                     if beyond > 0:
                         found[project.name, user, key] = beyond
         return found
+
+    def nothing_works_with_old_keys(self) -> None:
+        """Whatever a lease computes on was started with the keys that it has now."""
+        for lease in self.pool.leases.values():
+            if lease.keys:
+                for each in lease.slices.values():
+                    works = each.state in ("running", "draining")
+                    assert not works or self.keys.get(each.id, lease.keys) == lease.keys, each
 
     def less_served_come_first(self) -> None:
         """If A is less served than its sibling B, everything below A stands before everything below B."""

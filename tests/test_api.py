@@ -192,13 +192,14 @@ async def test_a_lease_is_extended_kept_and_shared_one_thing_at_a_time(tmp_path)
 
 
 @pytest.mark.asyncio
-async def test_who_a_lease_is_shared_with_can_use_it_and_cannot_be_shut_out_again(tmp_path):
+async def test_who_a_lease_is_shared_with_can_use_it_but_not_change_it(tmp_path):
     async with running(tmp_path) as kit:
         lease = await kit.ask(gpus=1)
         path = f"/v1/leases/{lease['id']}"
         says(await kit.call("ben", "GET", f"{path}/connection"), 404, "unknown_lease")
         shared = await kit.call("ann", "PATCH", path, {"share": ["ben"]})
         assert shared.data["shared_with"] == ["ben"]
+        assert shared.data["version"] != lease["version"], "whoever waits for news of it hears of that"
         mine = (await kit.call("ann", "GET", f"{path}/connection")).data
         assert (await kit.call("ben", "GET", f"{path}/connection")).data == mine
         assert mine["cert"].startswith("-----BEGIN CERTIFICATE")
@@ -206,8 +207,56 @@ async def test_who_a_lease_is_shared_with_can_use_it_and_cannot_be_shut_out_agai
             lease["id"]
         ]
         says(await kit.call("ben", "DELETE", path), 403, "not_yours", "ann")
-        says(await kit.call("ben", "PATCH", path, {"share": ["ben", "eve"]}), 403, "not_yours")
-        says(await kit.call("ann", "PATCH", path, {"share": []}), 409, "cannot_unshare", "ben", "Release it")
+        for change in ({"share": ["ben", "eve"]}, {"share": []}):
+            says(await kit.call("ben", "PATCH", f"{path}?restart=true", change), 403, "not_yours")
+
+
+@pytest.mark.asyncio
+async def test_who_has_its_keys_is_shut_out_of_a_lease_by_new_ones_and_told_so_first(tmp_path):
+    async with running(tmp_path) as kit:
+        lease = await kit.ask(gpus=2)
+        path = f"/v1/leases/{lease['id']}"
+        await kit.call("ann", "PATCH", path, {"share": ["ben", "eve"]})
+        known = (await kit.call("ben", "GET", f"{path}/connection")).data
+        no = await kit.call("ann", "PATCH", path, {"share": ["eve"]})
+        says(no, 409, "needs_restart", "ben", "lost", "--restart")
+        assert (await kit.call("ben", "GET", f"{path}/connection")).data == known, "nothing has changed"
+        now = (await kit.call("ann", "PATCH", f"{path}?restart=true", {"share": ["eve"]})).data
+        assert (now["shared_with"], now["state"], len(now["slices"])) == (["eve"], "active", 2)
+        assert "ben" in now["notes"][-2], "after it, too, it is said"
+        assert not {each["id"] for each in now["slices"]} & {each["id"] for each in lease["slices"]}
+        says(await kit.call("ben", "GET", f"{path}/connection"), 404, "unknown_lease")
+        fresh = (await kit.call("ann", "GET", f"{path}/connection")).data
+        for part in ("ca", "cert", "key", "secret"):
+            assert fresh[part] != known[part]
+        assert kit.store.secret(lease["id"])["secret"] == fresh["secret"], "the old ones are not kept"
+
+
+@pytest.mark.asyncio
+async def test_who_never_had_its_keys_is_shut_out_of_a_lease_without_a_restart(tmp_path):
+    async with running(tmp_path) as kit:
+        lease = await kit.ask(gpus=1)
+        path = f"/v1/leases/{lease['id']}"
+        said = (await kit.call("ann", "PATCH", path, {"share": ["bnn", "ben"]})).data
+        assert said["warning"].startswith("bnn: nobody"), said["warning"]
+        assert "warning" not in (await kit.call("ann", "GET", path)).data
+        now = (await kit.call("ann", "PATCH", path, {"share": ["ben"]})).data
+        assert (now["shared_with"], "warning" in now) == (["ben"], False)
+        assert [each["id"] for each in now["slices"]] == [each["id"] for each in lease["slices"]]
+
+
+@pytest.mark.asyncio
+async def test_a_restart_goes_with_who_may_use_a_lease_and_with_nothing_else(tmp_path):
+    async with running(tmp_path) as kit:
+        lease = await kit.ask(gpus=1)
+        path = f"/v1/leases/{lease['id']}?restart"
+        says(await kit.call("ann", "PATCH", f"{path}=true", {"keep": True}), 400, "bad_request", "share")
+        says(await kit.call("ann", "PATCH", f"{path}=yes", {"share": []}), 400, "bad_request", "restart")
+        says(await kit.call("adm", "PATCH", f"{path}=true", {"share": []}), 403, "not_yours")
+        before = (await kit.call("ann", "GET", f"/v1/leases/{lease['id']}/connection")).data
+        assert (await kit.call("ann", "PATCH", f"{path}=true", {"share": []})).status_code == 200
+        after = (await kit.call("ann", "GET", f"/v1/leases/{lease['id']}/connection")).data
+        assert before["key"] != after["key"], "whoever wants new keys gets them"
 
 
 @pytest.mark.asyncio

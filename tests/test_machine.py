@@ -36,7 +36,7 @@ from jupyter_gpupool.core.model import (
 from tests import naive
 
 #: How many runs of 100 steps; any other number than this one draws them by chance.
-RUNS = 230
+RUNS = 240
 EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", RUNS))
 #: What the suite promises to try.
 LEAST_STEPS = 20_000
@@ -91,6 +91,11 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data(), count=st.integers(0, 8))
     def scale(self, data, count):
         self.world.scale(self.any_of(data, self.world.alive()), count)
+
+    @precondition(lambda self: self.world.alive())
+    @rule(data=st.data())
+    def rekey(self, data):
+        self.world.rekey(self.any_of(data, self.world.alive()))
 
     @precondition(lambda self: self.world.alive())
     @rule(data=st.data(), kind=st.sampled_from((LeaseIdle, LeaseBusy, LeaseKept)))

@@ -157,7 +157,7 @@ async def test_a_grant_starts_the_scheduler_and_a_host_that_is_told_its_address_
     assert worker["address"] == "tls://s:1"
     assert worker["slice"]["device"] == "GPU-node-1-0"
     assert lease.state is LeaseState.ACTIVE
-    assert controller.connection("L1") == {
+    assert controller.connection("L1", "ann") == {
         "address": "tls://s:1",
         "dashboard": "https://d:1",
         **{part: keys[part] for part in ("ca", "cert", "key", "secret")},
@@ -173,7 +173,7 @@ async def test_an_ended_lease_leaves_no_keys(controller, store):
     say(controller, "node-1", {"report": "lease_freed", "lease": "L1"}, first=501)
     assert controller.pool.leases["L1"].state is LeaseState.ENDED
     assert store.secret_leases() == []
-    assert controller.connection("L1") is None
+    assert controller.connection("L1", "ann") is None
 
 
 @pytest.mark.asyncio

@@ -22,6 +22,8 @@ from jupyter_gpupool.core.model import (
     InstanceCreated,
     LeaseExtended,
     LeaseFailed,
+    LeaseFreed,
+    LeaseRekeyed,
     LeaseStarted,
     NodeJoined,
     NodeLost,
@@ -139,6 +141,54 @@ class TestLife:
         for number in (1, 2, 3):
             world.send(SliceFailed, slice=f"a/{number}", why="out of memory")
         assert world.state("a") == "ended"
+
+
+class TestNewKeys:
+    """Whoever has a lease's keys is shut out by new ones: all that knows the old ones ends first."""
+
+    def test_a_lease_on_new_keys_keeps_its_place_although_others_wait(self, world):
+        world.ask("a", count=8)
+        world.ask("b")
+        out = world.send(LeaseRekeyed, lease="a", why="a test")
+        assert kinds(out) == ["EndLease"] + 8 * ["StopSlice"]
+        assert (world.state("a"), world.state("b")) == ("active", "pending")
+        assert len(world.devices("a")) == 8
+        assert set(world.pool.leases["a"].slices) == {f"a/{n}" for n in range(8, 16)}
+        told = [each.notice for each in world.told if isinstance(each, Notify) and each.lease == "a"]
+        assert told == [Notice.GRANTED, Notice.STARTED, Notice.RESTARTED, Notice.STARTED]
+
+    def test_nothing_starts_on_new_keys_before_the_old_scheduler_is_seen_gone(self, world):
+        world.ask("a", count=2)
+        world.ignore = {EndLease}
+        world.send(LeaseRekeyed, lease="a")
+        assert (world.state("a"), world.pool.leases["a"].address) == ("starting", "")
+        world.send(LeaseStarted, lease="a", address="said late by the old one")
+        assert world.state("a") == "starting"
+        assert kinds(world.pool.orders()).count("EndLease") == 1
+        out = world.send(LeaseFreed, lease="a")
+        assert kinds(out) == ["StartLease"]
+        assert (world.state("a"), len(world.devices("a"))) == ("active", 2)
+
+    def test_new_keys_twice_in_a_row_are_one_restart(self, world):
+        world.ask("a")
+        world.ignore = {EndLease}
+        world.send(LeaseRekeyed, lease="a")
+        assert kinds(world.send(LeaseRekeyed, lease="a")) == []
+        world.send(LeaseFreed, lease="a")
+        assert (world.state("a"), world.pool.leases["a"].keys) == ("active", 2)
+
+    def test_a_lease_that_is_released_meanwhile_ends(self, world):
+        world.ask("a")
+        world.ignore = {EndLease}
+        world.send(LeaseRekeyed, lease="a")
+        world.release("a")
+        world.send(LeaseFreed, lease="a")
+        assert world.state("a") == "ended"
+
+    def test_a_lease_that_is_over_gets_none(self, world):
+        world.ask("a")
+        world.release("a")
+        assert reasons(world.send(LeaseRekeyed, lease="a")) == [Reason.LEASE_OVER]
 
 
 class TestRefusals:

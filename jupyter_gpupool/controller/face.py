@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from jupyter_gpupool.controller.accounts import Accounts
     from jupyter_gpupool.controller.auth import Authority, Tokens
     from jupyter_gpupool.controller.certificates import Certificates
     from jupyter_gpupool.controller.clock import Clock
+    from jupyter_gpupool.controller.keys import Keys
     from jupyter_gpupool.controller.store import Once, Store
     from jupyter_gpupool.core.model import Instruction, PoolEvent, Reading
     from jupyter_gpupool.core.pool import Pool
@@ -26,6 +28,10 @@ class ControllerFace(Protocol):
     certificates: Certificates
     #: Whether people trust one another, so that agents which cannot switch users may serve several of them.
     trust_users: bool
+    #: The keys of leases, and who has them.
+    keys: Keys
+    #: As which OS users people's leases run.
+    accounts: Accounts
     #: The address of the Dask comm that agents connect to.
     address: str
     #: The last reading of each device, by its UUID.
@@ -58,8 +64,12 @@ class ControllerFace(Protocol):
     def reading_age(self, device: str) -> float:
         """Return how old the last reading of a device is, in seconds."""
 
-    def connection(self, lease: str) -> dict[str, Any] | None:
-        """Return how a lease's scheduler is reached, with its credentials; None: it does not run."""
+    def connection(self, lease: str, user: str) -> dict[str, Any] | None:
+        """Return how a lease's scheduler is reached, with its credentials; None: it does not run.
+
+        Raises:
+            StoreError: That `user` has them could not be written down.
+        """
 
     async def logs(self, lease: str) -> list[dict[str, str]]:
         """Return what the lease's processes have written: "name" and "text" of each."""

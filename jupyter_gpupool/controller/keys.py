@@ -1,7 +1,9 @@
 """The keys of leases, kept beside the journal, and where each lease's scheduler lives.
 
-A lease has a certificate authority, a secret for its dashboard, and a home: the node on which its scheduler
-runs. All of it is made at the grant and erased when the lease has ended.
+Rule 1: a lease has a certificate authority, a secret for its dashboard, and a home: the node on which its
+        scheduler runs. All of it is made at the grant and erased when the lease has ended.
+Rule 2: keys are made anew when the pool says so (`Lease.keys` counts), and whoever had the old ones has none.
+Rule 3: who has been given them is written down before they are given.
 """
 
 from __future__ import annotations
@@ -44,18 +46,38 @@ class Keys:
             self._known[lease] = kept
         return self._known[lease]
 
-    def ensure(self, lease: str) -> dict[str, Any]:
+    def ensure(self, lease: str, number: int) -> dict[str, Any]:
         """Return a lease's keys, made now where it has none; it gets its home once a head agent has come.
+
+        Args:
+            lease: The lease's id.
+            number: How often its keys have been made anew; with another number than before, they are.
 
         Raises:
             StoreError: They could not be kept, and must not be used.
         """
-        keys = self.of(lease)
-        if keys is None:
-            keys = {**lease_credentials(lease), "secret": new_secret(), "home": self.head, "dashboard": ""}
-        elif keys["home"] or not self.head:
+        keys, home = self.of(lease), self.placed(lease)
+        if keys is None or keys.get("number", 0) != number:
+            fresh = {**lease_credentials(lease), "secret": new_secret(), "number": number, "holders": []}
+            keys = {**fresh, "dashboard": ""}
+        elif home or not self.head:
             return keys
-        return self._keep(lease, {**keys, "home": self.head})
+        return self._keep(lease, {**keys, "home": home or self.head})
+
+    def give(self, lease: str, user: str) -> None:
+        """Write down that a person has a lease's keys from now on.
+
+        Raises:
+            StoreError: It is not written, and they must not be given.
+        """
+        keys = self.of(lease)
+        if keys is not None and user not in (holders := keys.get("holders", [])):
+            self._keep(lease, {**keys, "holders": [*holders, user]})
+
+    def has(self, lease: str, user: str) -> bool:
+        """Return whether a person may have a lease's keys; of those made by an older release, anybody may."""
+        keys = self.of(lease)
+        return keys is not None and user in keys.get("holders", [user])
 
     def home(self, lease: str) -> str:
         """Return where a lease's scheduler runs, or would run now."""

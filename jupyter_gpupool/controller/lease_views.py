@@ -63,13 +63,14 @@ def lease(face: ControllerFace, record: Lease, *, explained: bool = True) -> dic
     why = face.pool.explain(record.id, clock.now()) if waits and explained else None
     reasons = refusals(why.reasons) if why else []
     slices = [_slice(face, each) for each in record.slices.values()]
+    shared = list(face.store.shared_with(record.id))
     return {
         "id": record.id,
         "name": request.name,
         "user": request.user,
         "project": request.project,
         "state": record.state.value,
-        "version": lease_version(record, why, [each["limits"] for each in slices]),
+        "version": lease_version(record, why, shared, [each["limits"] for each in slices]),
         "why": record.why or (reasons[0]["sentence"] if reasons else ""),
         "requested": requested(request),
         "gpus": held(record) / WHOLE,
@@ -95,7 +96,7 @@ def lease(face: ControllerFace, record: Lease, *, explained: bool = True) -> dic
         "idle_since": when(face, record.idle_since),
         "idle_timeout": (request.idle_timeout or face.pool.defaults.idle_timeout) / 1000,
         "simulated": _simulated(face.pool, record),
-        "shared_with": list(face.store.shared_with(record.id)),
+        "shared_with": shared,
         "notes": face.store.notes(record.id),
     }
 
@@ -112,13 +113,14 @@ def _holds(record: Lease) -> dict[str, Any]:
     return {"parts": parts, "count": record.holds_count, "size": record.holds_size}
 
 
-def lease_version(record: Lease, why: Explanation | None, limits: list[Any]) -> int:
+def lease_version(record: Lease, why: Explanation | None, shared: list[str], limits: list[Any]) -> int:
     """Return a number that differs whenever what is said of a lease differs.
 
-    A waiting lease's place and reasons change with what others do, so they are in it; and so are its slices'
-    limits, which are none of the pool's.
+    A waiting lease's place and reasons change with what others do, so they are in it; and so are with whom it
+    is shared and its slices' limits, which are none of the pool's.
     """
     told = repr((why.place, why.expected_start, why.reasons)) if why else repr(limits) if any(limits) else ""
+    told += repr(shared) if shared else ""
     return (record.version << 20) | (zlib.crc32(told.encode()) & 0xFFFFF)
 
 

@@ -31,6 +31,7 @@ from jupyter_gpupool.controller.records import StoreError
 from jupyter_gpupool.core.model import (
     DrainSlice,
     EndLease,
+    LeaseRekeyed,
     LeaseReleased,
     LeaseStarted,
     LeaseState,
@@ -246,6 +247,8 @@ class Controller:
             self._carry_out(instruction)
         if isinstance(event, LeaseStarted):
             self._start_workers(event.lease)
+        if isinstance(event, LeaseRekeyed):
+            self.hearing.idleness.withdraw(event.lease)
         if isinstance(event, VerdictChanged):
             self._pass_on(event)
         for instruction in instructions:
@@ -342,11 +345,20 @@ class Controller:
         """Return how old the last reading of a device is, in seconds; infinite where there is none."""
         return self.hearing.age(device)
 
-    def connection(self, lease: str) -> dict[str, Any] | None:
-        """Return how a lease's scheduler is reached, with its credentials; None: it does not run."""
+    def connection(self, lease: str, user: str) -> dict[str, Any] | None:
+        """Return how a lease's scheduler is reached, with its credentials; None: it does not run.
+
+        Args:
+            lease: The lease's id.
+            user: Who gets them, which is written down.
+
+        Raises:
+            StoreError: It could not be written.
+        """
         record, keys = self.pool.leases.get(lease), self.keys.of(lease)
         if record is None or keys is None or record.scheduler is not SchedulerState.UP:
             return None
+        self.keys.give(lease, user)
         parts = ("ca", "cert", "key", "dashboard", "secret")
         return {"address": record.address, **{part: keys[part] for part in parts}}
 

@@ -148,10 +148,13 @@ class Orders:
     def _tell(self, node: str, order: str, **more: Any) -> None:
         self._controller.agents.tell(node, {"order": order, **more})
 
+    def _keys(self, lease: str) -> dict[str, Any]:
+        return self._controller.keys.ensure(lease, self._controller.pool.leases[lease].keys)
+
     def start_lease(self, instruction: StartLease) -> None:
         """Start the lease's scheduler, and beside it the hosts of its workers, which wait for its address."""
         lease, request = instruction.lease, instruction.request
-        keys = self._controller.keys.ensure(lease)
+        keys = self._keys(lease)
         self._tell(
             keys["home"],
             "start_scheduler",
@@ -180,7 +183,7 @@ class Orders:
             slice=encode(slice_),
             user=self._controller.accounts.of(request.user),
             address=address,
-            credentials=credentials(self._controller.keys.ensure(slice_.lease)),
+            credentials=credentials(self._keys(slice_.lease)),
             options=options(request),
         )
 

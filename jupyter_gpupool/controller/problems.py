@@ -28,7 +28,7 @@ class Trouble(StrEnum):
     NO_SUCH_METHOD = "no_such_method"
     NOT_READY = "not_ready"
     KEY_REUSED = "key_reused"
-    CANNOT_UNSHARE = "cannot_unshare"
+    NEEDS_RESTART = "needs_restart"
     CANNOT_ATTACH = "cannot_attach"
     TOO_LARGE = "too_large"
     NOT_JSON = "not_json"
@@ -54,7 +54,7 @@ STATUS: dict[str, HTTPStatus] = {
     Trouble.NO_SUCH_METHOD: HTTPStatus.METHOD_NOT_ALLOWED,
     Trouble.NOT_READY: HTTPStatus.CONFLICT,
     Trouble.KEY_REUSED: HTTPStatus.CONFLICT,
-    Trouble.CANNOT_UNSHARE: HTTPStatus.CONFLICT,
+    Trouble.NEEDS_RESTART: HTTPStatus.CONFLICT,
     Trouble.CANNOT_ATTACH: HTTPStatus.CONFLICT,
     Trouble.TOO_LARGE: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     Trouble.NOT_JSON: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,

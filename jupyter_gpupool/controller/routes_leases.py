@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.controller import fields, lease_views, views
+from jupyter_gpupool.controller.acquaintances import warning
 from jupyter_gpupool.controller.fields import Field
 from jupyter_gpupool.controller.parse import PROCESS, Asker, parse_change, parse_request, read_fields
 from jupyter_gpupool.controller.problems import Problem, Trouble, unknown_lease
@@ -21,6 +22,7 @@ from jupyter_gpupool.controller.store import Once
 from jupyter_gpupool.core.model import (
     LeaseExtended,
     LeaseKept,
+    LeaseRekeyed,
     LeaseReleased,
     LeaseScaled,
     LeaseState,
@@ -248,7 +250,7 @@ async def connection(call: Call) -> Answer:
         raise Problem(
             Reason.NOT_YOURS, f"{record.request.name} is {owner}'s: not even an administrator can use it.", ""
         )
-    found = face.connection(record.id)
+    found = face.connection(record.id, call.asker.user)
     if found is None:
         raise _not_ready(record)
     return Answer(found)
@@ -315,10 +317,14 @@ async def change(call: Call) -> Answer:
     face = call.controller
     what, value, wrong = parse_change(call.body)
     record = owned(call, admin=what == "extend")
+    if not wrong and call.query.get("restart") and what != "share":
+        sentence, advice = "A restart goes with who may use a lease.", 'Say it with "share".'
+        raise Problem(Reason.BAD_REQUEST, sentence, advice, field="restart")
     if wrong:
         raise Problem.refused(wrong)
+    said: dict[str, Any] = {}
     if what == "share":
-        _share(call, record, value)
+        said = _share(call, record, value)
     else:
         now, by = face.clock.now(), cause(call)
         event: PoolEvent
@@ -329,29 +335,47 @@ async def change(call: Call) -> Answer:
         else:
             event = LeaseKept(now=now, cause=by, lease=record.id)
         accepted(call, event)
-    return Answer(lease_views.lease(face, record))
+    return Answer({**lease_views.lease(face, record), **said})
 
 
-def _share(call: Call, record: Lease, users: tuple[str, ...]) -> None:
-    """Let others use a lease. It cannot be taken back: they have its keys, and Dask knows no other."""
-    face = call.controller
+def _share(call: Call, record: Lease, users: tuple[str, ...]) -> dict[str, str]:
+    """Let exactly these others use a lease; who has its keys is shut out by new ones, which restart it."""
+    face, others = call.controller, set(users) - {record.request.user}
     if lease_views.is_over(record):
         raise _not_ready(record)
-    gone = sorted(set(face.store.shared_with(record.id)) - set(users))
-    if gone:
-        raise Problem(
-            Trouble.CANNOT_UNSHARE,
-            f"{', '.join(gone)} cannot be shut out of {record.request.name} again: they have its keys.",
-            "Release it, which ends their access, and request a new one.",
-            field="share",
-        )
     only = views.one_user(face)
-    if only is not None and set(users) - {only}:
+    if only is not None and others - {only}:
         raise Problem(Reason.ONE_USER_ONLY, f"This pool serves {only} only.", "", field="share")
-    face.store.share(record.id, set(users) - {record.request.user})
+    gone = sorted(set(face.store.shared_with(record.id)) - others)
+    restart = call.query.get("restart", False)
+    if not restart and (knowing := [each for each in gone if face.keys.has(record.id, each)]):
+        raise _needs_restart(record, ", ".join(knowing))
+    if restart:
+        # First: after a crash between the two, who is still on the list is shut out when it is said again.
+        why = f"{', '.join(gone)} may use it no more" if gone else "its owner wants that"
+        accepted(call, LeaseRekeyed(now=face.clock.now(), cause=cause(call), lease=record.id, why=why))
+    face.store.share(record.id, others)
+    fresh = warning(face, record.request.name, others)
+    return {"warning": fresh} if fresh else {}
+
+
+def _needs_restart(record: Lease, who: str) -> Problem:
+    name = record.request.name
+    return Problem(
+        Trouble.NEEDS_RESTART,
+        f"{who} can be shut out of {name} only by a restart on new keys, as the present ones are known: its "
+        "scheduler and workers start anew on its GPUs, and what they compute and hold is lost.",
+        f"Say restart too (`jupyter gpupool share {name} … --restart`), or release {name}.",
+        field="share",
+    )
 
 
 _WAIT = Field(fields.seconds(60), {"type": "string"}, "How long the answer may be held back, in seconds.")
+_RESTART = Field(
+    fields.yes_no("restart"),
+    {"enum": ["true", "false"]},
+    "With share: on new keys, so that nobody else can reach it; what it computes and holds is lost.",
+)
 _VERSION = Field(fields.natural("version"), {"type": "string"}, "The version that is known already.")
 _STATES = [each.value for each in LeaseState]
 
@@ -409,6 +433,7 @@ ROUTES = (
         handler=change,
         about="Change one thing of a lease: extend, keep, gpus or share. Whoever shares it runs code as you.",
         scope="use",
+        query={"restart": _RESTART},
         body="Change",
         answers={200: "Lease"},
         problems=(404, 409),

@@ -228,6 +228,7 @@ _LEASE = {
     "simulated": FLAG,
     "shared_with": many(TEXT),
     "notes": many(TEXT),
+    "warning": TEXT,
 }
 _WAITS = {
     "place": WHOLE,
@@ -371,7 +372,7 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Evidence": thing(_EVIDENCE),
     "Ordered": thing({"target": TEXT, "name": TEXT}),
-    "Lease": thing(_LEASE),
+    "Lease": thing(_LEASE, optional=("warning",)),
     "Leases": thing({"leases": many(ref("Lease")), "next": maybe(TEXT)}),
     "Explanation": thing(_EXPLANATION),
     "Connection": thing(_CONNECTION, optional=("dashboard", "secret")),

@@ -42,9 +42,7 @@ def grant(state: State, lease: Lease, parts: tuple[Part, ...]) -> None:
     state.at(expiry_warning(lease), "lease", lease.id)
     state.touch(lease)
     if lease.scheduler is SchedulerState.NONE:
-        lease.scheduler = SchedulerState.STARTING
-        ready = tuple(each for each in slices if created(each))
-        state.emit(StartLease, lease=lease.id, request=lease.request, slices=ready)
+        start_scheduler(state, lease, slices)
         create_instances(state, slices)
     else:
         for each in slices:
@@ -53,6 +51,13 @@ def grant(state: State, lease: Lease, parts: tuple[Part, ...]) -> None:
     words = f"{'again ' if resumed else ''}{gpus(milli)} on {state.device_names(slices)}"
     notice = Notice.RESUMED if resumed else Notice.GRANTED
     state.tell(lease, notice, f"{lease.request.name} has {words}.")
+
+
+def start_scheduler(state: State, lease: Lease, slices: list[Slice]) -> None:
+    """Start a lease's scheduler, and beside it the workers of those slices that exist already."""
+    lease.scheduler = SchedulerState.STARTING
+    ready = tuple(each for each in slices if created(each))
+    state.emit(StartLease, lease=lease.id, request=lease.request, slices=ready)
 
 
 def expiry_warning(lease: Lease) -> int:

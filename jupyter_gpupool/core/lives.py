@@ -29,7 +29,6 @@ from jupyter_gpupool.core.model import (
     RefuseRequest,
     Slice,
     SliceState,
-    StartLease,
     StopSlice,
 )
 from jupyter_gpupool.core.state import HOLDING, WORKING, Lease, Leaving, SchedulerState, gpus
@@ -207,10 +206,9 @@ def on_lease_failed(state: State, event: LeaseFailed) -> None:
     anew = "it is started anew when the lease goes on"
     if lease.state in HOLDING:
         anew = "it and its workers are started anew"
-        lease.scheduler, lease.state = SchedulerState.STARTING, LeaseState.STARTING
+        lease.state = LeaseState.STARTING
         live = [state.set_slice(lease, slice_, SliceState.STARTING) for slice_ in lease.live()]
-        ready = tuple(each for each in live if grants.created(each))
-        state.emit(StartLease, lease=lease.id, request=lease.request, slices=ready)
+        grants.start_scheduler(state, lease, live)
         state.place(lease)
     told = f"The scheduler of {lease.request.name} was lost ({event.why}); {anew}."
     state.tell(lease, Notice.FAILED, f"{told} Futures from before are lost: submit them again.")
@@ -247,6 +245,7 @@ def on_slice_started(state: State, event: SliceStarted) -> None:
 def activate(state: State, lease: Lease) -> None:
     """A lease whose scheduler answers and whose slices all run is active."""
     running = all(each.state is not SliceState.STARTING for each in lease.slices.values())
+    running = running and bool(lease.live() or not lease.needs)
     if lease.state is LeaseState.STARTING and lease.scheduler is SchedulerState.UP and running:
         lease.state, lease.why = LeaseState.ACTIVE, ""
         lease.started_at = lease.started_at or state.now
@@ -327,6 +326,8 @@ def on_lease_freed(state: State, event: LeaseFreed) -> None:
     if lease and lease.scheduler is SchedulerState.ENDING:
         lease.scheduler = SchedulerState.NONE
         state.touch(lease)
+        if lease.state in HOLDING:  # it was ended for new keys
+            grants.start_scheduler(state, lease, lease.live())
         finish(state, lease)
 
 

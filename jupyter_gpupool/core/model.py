@@ -516,6 +516,14 @@ class LeaseKept(PoolEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRekeyed(PoolEvent):
+    """Somebody may know a lease's keys who shall not reach it any more: it starts anew on others."""
+
+    lease: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseBusy(PoolEvent):
     """An idle lease works again."""
 
@@ -779,6 +787,7 @@ class Notice(StrEnum):
     RECLAIM = "reclaim"
     SUSPENDED = "suspended"
     RESUMED = "resumed"
+    RESTARTED = "restarted"
     IDLE = "idle"
     EXPIRING = "expiring"
     ENDED = "ended"

@@ -29,6 +29,7 @@ from jupyter_gpupool.core import (
     model,
     quotas,
     records,
+    rekey,
     settle,
     submit,
 )
@@ -77,6 +78,7 @@ HANDLERS: dict[type[PoolEvent], Callable[[State, Any], None]] = {
     model.LeaseExtended: extend.on_extended,
     model.LeaseScaled: elastic.on_scaled,
     model.LeaseKept: idle.on_kept,
+    model.LeaseRekeyed: rekey.on_rekeyed,
     model.LeaseIdle: idle.on_idle,
     model.LeaseBusy: idle.on_busy,
     model.LeaseHolds: lives.on_holds,

@@ -124,7 +124,8 @@ def replace_lease(state: State, lease: Lease) -> None:
         fresh = grants.new_slice(state, lease, found.parts[0], replaces=ident)
         state.place(lease)
         grants.add_slice(state, lease, fresh)
-        state.tell(lease, Notice.MIGRATING, _moves(state, lease, device, fresh.device))
+        if device:  # else no work moves: all that the slice had is gone
+            state.tell(lease, Notice.MIGRATING, _moves(state, lease, device, fresh.device))
     if not lease.needs:
         state.needy.pop(lease.id, None)
 

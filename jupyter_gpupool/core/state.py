@@ -165,6 +165,8 @@ class Lease:
     claim: Claim | None = None
     scheduler: SchedulerState = SchedulerState.NONE
     address: str = ""
+    #: How often its keys have been made anew; while it holds devices, its scheduler ends for that only.
+    keys: int = 0
     #: Milliseconds of the pool's clock; 0: not yet. A resumed lease was granted when it was resumed.
     granted_at: int = 0
     started_at: int = 0

@@ -53,7 +53,8 @@ def _lease(state: State, lease: Lease) -> None:
         assert lease.scheduler is SchedulerState.NONE, what
     if lease.state in HOLDING:
         assert lease.granted_at <= lease.ends_at, what
-        assert lease.scheduler in (SchedulerState.STARTING, SchedulerState.UP), what
+        assert lease.scheduler is not SchedulerState.NONE, what
+        assert lease.keys or lease.scheduler is not SchedulerState.ENDING, what
         seats = {*lease.needs, *(each.id for each in lease.live())}
         assert len(seats) <= lease.wanted, what
         assert len({*lease.seats()}) <= max(lease.sure, 0), what

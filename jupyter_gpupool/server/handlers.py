@@ -78,10 +78,11 @@ class PoolHandler(APIHandler):
         """Answer with what the pool has at a path, together with whoever asks for the same."""
         await self.answer(await self.pool.looks.read(path, params))
 
-    async def change(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    async def change(self, method: str, path: str, body: dict[str, Any] | None = None, **params: str) -> Any:
         """Change something in the pool; looks that began before it are worth nothing then."""
+        call = Call(method=method, path=path, body=body, params=params, repeatable=False)
         try:
-            return await self.pool.link.send(Call(method=method, path=path, body=body, repeatable=False))
+            return await self.pool.link.send(call)
         finally:
             self.pool.forget()
 
@@ -300,7 +301,8 @@ class OneLease(PoolHandler):
     @authorized(action="write", resource=RESOURCE)
     async def patch(self, lease: str) -> None:
         """Change one thing of it."""
-        await self.answer(await self.change("PATCH", path_of("leases", lease), self.body()))
+        path = path_of("leases", lease)
+        await self.answer(await self.change("PATCH", path, self.body(), **self.query("restart")))
 
     @web.authenticated
     @authorized(action="write", resource=RESOURCE)

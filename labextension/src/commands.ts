@@ -192,13 +192,39 @@ async function share({ model, trans }: IContext, lease: Lease): Promise<void> {
   const answer = await InputDialog.getText({
     title: trans.__('Share %1 with', lease.name),
     label: trans.__(
-      'They run code as you, and it cannot be taken back while the lease runs. Names, with commas between:'
+      'They run code as you, and who has used it is shut out again only by a restart. Names, with commas between:'
     ),
     text: lease.shared_with.join(', ')
   });
-  const users = (answer.value ?? '').split(',').map(each => each.trim());
-  if (answer.button.accept) {
-    await model.change(lease.id, { share: users.filter(Boolean) });
+  if (!answer.button.accept) {
+    return;
+  }
+  const named = (answer.value ?? '').split(',').map(each => each.trim());
+  const shared = await shareWith({ model, trans }, lease, named.filter(Boolean));
+  if (shared?.warning) {
+    Notification.warning(shared.warning, { autoClose: 8000 });
+  }
+}
+
+/** Let exactly these people use a lease; where that restarts it, only if the person wants that. */
+async function shareWith(
+  { model, trans }: Pick<IContext, 'model' | 'trans'>,
+  lease: Lease,
+  share: string[]
+): Promise<Lease | null> {
+  try {
+    return await model.change(lease.id, { share });
+  } catch (error) {
+    const problem = Problem.of(error);
+    if (problem.reason !== 'needs_restart') {
+      throw error;
+    }
+    const answer = await showDialog({
+      title: trans.__('Restart %1?', lease.name),
+      body: problem.message,
+      buttons: [Dialog.cancelButton(), Dialog.warnButton({ label: trans.__('Restart') })]
+    });
+    return answer.button.accept ? model.change(lease.id, { share }, true) : null;
   }
 }
 

@@ -149,8 +149,9 @@ export class PoolModel extends VDomModel implements IPoolModel {
     return this._act('DELETE', ['leases', lease]);
   }
 
-  change(lease: string, what: Change): Promise<Lease> {
-    return this._act('PATCH', ['leases', lease], { body: what });
+  change(lease: string, what: Change, restart = false): Promise<Lease> {
+    const query = restart ? { restart: 'true' } : undefined;
+    return this._act('PATCH', ['leases', lease], { body: what, query });
   }
 
   explain(lease: string): Promise<Explanation> {

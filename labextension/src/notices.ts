@@ -40,6 +40,7 @@ export const SHOWN: Readonly<Record<string, IShown>> = {
   grown: { level: 'info', actions: [OPEN], stays: 5000 },
   reclaim: { level: 'warning', actions: [OPEN] },
   suspended: { level: 'warning', actions: [OPEN] },
+  restarted: { level: 'warning', actions: [USE] },
   resumed: { level: 'success', actions: [USE], stays: 10_000 },
   idle: { level: 'warning', actions: [KEEP] },
   expiring: { level: 'warning', actions: [EXTEND] },

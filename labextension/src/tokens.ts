@@ -76,7 +76,8 @@ export interface IPoolModel extends VDomRenderer.IModel {
   /** Ask for a lease. The same key never makes two. */
   request(what: Request, key: string): Promise<Lease>;
   release(lease: string): Promise<void>;
-  change(lease: string, what: Change): Promise<Lease>;
+  /** Change one thing of a lease; with `restart`, who is not named any more loses their keys. */
+  change(lease: string, what: Change, restart?: boolean): Promise<Lease>;
   explain(lease: string): Promise<Explanation>;
   logs(lease: string): Promise<Log[]>;
   /** What a device's verdict rests on. */

@@ -182,6 +182,7 @@ export interface Lease {
   simulated: boolean;
   shared_with: string[];
   notes: string[];
+  warning?: string;
 }
 
 export interface Leases {
@@ -411,7 +412,7 @@ export interface Problem {
   title: string;
   status: number;
   detail: string;
-  reason: 'bad_request' | 'unknown_project' | 'not_a_member' | 'unknown_model' | 'unknown_profile' | 'unknown_node' | 'unknown_lease' | 'name_taken' | 'too_many_gpus' | 'too_much_memory' | 'too_much_host' | 'contradiction' | 'over_limit' | 'time_limit' | 'quota_sum' | 'not_yours' | 'one_user_only' | 'delays_reservation' | 'lease_over' | 'store_failed' | 'at_limit' | 'behind' | 'no_room' | 'reserved' | 'reclaiming' | 'no_nodes' | 'device_busy' | 'device_held' | 'device_out' | 'device_cordoned' | 'device_outside_use' | 'device_shared' | 'device_whole' | 'wrong_model' | 'too_little_memory' | 'no_cpus' | 'no_host_memory' | 'no_mig' | 'no_mig_room' | 'not_same_node' | 'not_linked' | 'excluded' | 'node_silent' | 'wrong_token' | 'not_allowed' | 'not_found' | 'no_such_method' | 'not_ready' | 'key_reused' | 'cannot_unshare' | 'cannot_attach' | 'too_large' | 'not_json' | 'too_many_requests' | 'timed_out' | 'broken';
+  reason: 'bad_request' | 'unknown_project' | 'not_a_member' | 'unknown_model' | 'unknown_profile' | 'unknown_node' | 'unknown_lease' | 'name_taken' | 'too_many_gpus' | 'too_much_memory' | 'too_much_host' | 'contradiction' | 'over_limit' | 'time_limit' | 'quota_sum' | 'not_yours' | 'one_user_only' | 'delays_reservation' | 'lease_over' | 'store_failed' | 'at_limit' | 'behind' | 'no_room' | 'reserved' | 'reclaiming' | 'no_nodes' | 'device_busy' | 'device_held' | 'device_out' | 'device_cordoned' | 'device_outside_use' | 'device_shared' | 'device_whole' | 'wrong_model' | 'too_little_memory' | 'no_cpus' | 'no_host_memory' | 'no_mig' | 'no_mig_room' | 'not_same_node' | 'not_linked' | 'excluded' | 'node_silent' | 'wrong_token' | 'not_allowed' | 'not_found' | 'no_such_method' | 'not_ready' | 'key_reused' | 'needs_restart' | 'cannot_attach' | 'too_large' | 'not_json' | 'too_many_requests' | 'timed_out' | 'broken';
   advice: string;
   field: string;
   errors?: {
