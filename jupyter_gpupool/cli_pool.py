@@ -257,11 +257,25 @@ def _token(pool: Pool, args: Namespace) -> Any:
             f"jupyter gpupool token {args.action} needs {'a user' if args.action == 'new' else 'an id'}."
         )
     if args.action == "revoke":
-        pool.call("DELETE", f"/v1/tokens/{args.who}")
-        return f"The token {args.who} is worthless now."
+        path = f"/v1/tokens/{args.who}" + ("?restart=true" if args.restart else "")
+        return f"The token {args.who} is worthless now.{_keys_words(pool.call('DELETE', path))}"
     scopes = ["read", "use", "admin"] if args.admin else ["read", "use"]
     made = pool.call("POST", "/v1/tokens", {"kind": "login", "user": args.who, "scopes": scopes})
     return f"{args.who} logs in with:\n    jupyter gpupool login {made['line']}"
+
+
+def _keys_words(said: dict[str, Any]) -> str:
+    """Say which leases' keys a revoked token's person has had."""
+    kept = " and ".join(f"{each['name']} of {each['user']}" for each in said["kept"])
+    anew = ", ".join(each["name"] for each in said["restarted"])
+    words = f" On new keys: {anew}." if anew else ""
+    if kept:
+        ways = " ".join(each["id"] for each in said["kept"])
+        words += (
+            f" Whoever had it may have the keys of {kept}, which open these until they end or start anew: "
+            f"`{_PROG} release {ways}`, or for each `{_PROG} share LEASE [USER …] --restart`."
+        )
+    return words
 
 
 def _remove(pool: Pool, args: Namespace) -> str:
@@ -421,6 +435,11 @@ OWN: tuple[Command, ...] = (
             option("action", "new USER, list, revoke ID", "ACTION", choices=["new", "list", "revoke"]),
             option("who", "a user, or the id of a token", "WHO", nargs="?"),
             option("--admin", "the user may change the pool and see everybody's leases"),
+            option(
+                "--restart",
+                "revoke: the leases whose keys the token's person has had start anew on new keys (of others' "
+                "leases only if an administrator says it); what they compute and hold is lost",
+            ),
         ),
         run=_token,
     ),

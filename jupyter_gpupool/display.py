@@ -11,7 +11,7 @@ import operator
 import time
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpupool.core.model import ANY, GIB, WHOLE, LeaseState, Verdict
+from jupyter_gpupool.core.model import ANY, GIB, WHOLE, LeaseState, SliceState, Verdict
 from jupyter_gpupool.tables import Column, Rows, Said, html_line, html_table
 
 if TYPE_CHECKING:
@@ -110,7 +110,8 @@ def lease_html(lease: Mapping[str, Any]) -> str:
 
 def _where(lease: Mapping[str, Any]) -> str:
     places: dict[tuple[str, str], int] = {}
-    for piece in lease["slices"]:
+    stay = [piece for piece in lease["slices"] if piece["state"] != SliceState.STOPPING]
+    for piece in stay or lease["slices"]:
         key = (piece.get("profile") or piece["model"], piece["node"])
         places[key] = places.get(key, 0) + 1
     said = ", ".join(f"{many} {TIMES} {model} on {node}" for (model, node), many in sorted(places.items()))

@@ -17,7 +17,7 @@ from jupyter_gpupool import embedded
 from jupyter_gpupool.client import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 #: A variable that all processes of this test session have in their environment, or inherit a folder below of.
 MARK = "TESTS_OF_GPUPOOL"
@@ -126,6 +126,13 @@ def own_folder(session_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     embedded.stop()
     left = leaked(str(folder))
     assert not left, f"processes are left: {left}"
+
+
+def not_shown(page: str, rows: Mapping[str, Iterable[object]]) -> list[str]:
+    """Return those rows of a table that a page of the documentation does not have."""
+    lines = (Path(__file__).parents[1] / "docs" / f"{page}.md").read_text(encoding="utf-8").splitlines()
+    wanted = [f"| {name} | {' | '.join(map(str, cells))} |" for name, cells in rows.items()]
+    return [each for each in wanted if each not in lines]
 
 
 def wait_until(so, seconds: float = 30.0) -> None:

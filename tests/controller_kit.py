@@ -71,6 +71,14 @@ def check(method: str, path: str, response: httpx.Response) -> Any:
     return data
 
 
+def says(response, status, reason, *words):
+    """The answer is a problem of that name, and its sentences have these words."""
+    assert response.status_code == status, response.text
+    assert response.data["reason"] == reason
+    for word in words:
+        assert word in f"{response.data['detail']} {response.data['advice']}"
+
+
 def operation_of(method: str, path: str) -> dict[str, Any] | None:
     for template, methods in DESCRIPTION["paths"].items():
         pattern = re.sub(r"\{target\}", ".+", re.sub(r"\{(?!target)\w+\}", "[^/]+", template))

@@ -1,4 +1,4 @@
-"""Who can do what to a lease and to the pool: two tables, tried cell by cell; docs/security.md has both."""
+"""What is reached on the machines of a lease and a pool: a table, tried cell by cell, and taking back."""
 
 from __future__ import annotations
 
@@ -20,112 +20,11 @@ import pytest
 from jupyter_gpupool import Pool
 from jupyter_gpupool._http import PoolError
 from jupyter_gpupool.controller.auth import security
-from jupyter_gpupool.controller.routes import ROUTES
 from jupyter_gpupool.driver import simulated
 from tests import attack
-from tests.controller_kit import running
+from tests.conftest import not_shown, wait_until
 from tests.pool_processes import PoolProcesses
 from tests.test_adoption import SYSTEM_PYTHON, has_second_user, second_path
-
-DOCS = Path(__file__).parents[1] / "docs" / "security.md"
-
-# ------------------------------------------------------------------------------------------- the API's routes
-
-WHO = ("owner", "another", "administrator", "nobody")
-EVERYBODY, PEOPLE, ADMINISTRATORS = (200, 200, 200, 200), (200, 200, 200, 401), (403, 403, 200, 401)
-#: Each route with what it answers to the owner of the lease or token, to another person, to an administrator,
-#: and to nobody. Another's lease looks like none.
-CELLS = {
-    "GET /v1/openapi.json": EVERYBODY,
-    "GET /v1/ca.pem": EVERYBODY,
-    "GET /v1/pool": PEOPLE,
-    "GET /v1/devices": PEOPLE,
-    "GET /v1/queue": PEOPLE,
-    "GET /v1/projects": PEOPLE,
-    "GET /v1/usage": PEOPLE,
-    "GET /v1/history": PEOPLE,
-    "GET /v1/reclaims": PEOPLE,
-    "GET /v1/notices": PEOPLE,
-    "GET /v1/leases": PEOPLE,
-    "GET /v1/tokens": PEOPLE,
-    "GET /v1/health/{target+}": PEOPLE,
-    "POST /v1/requests": (201, 201, 201, 401),
-    "GET /v1/leases/{lease}": (200, 404, 200, 401),
-    "GET /v1/leases/{lease}/explain": (200, 404, 200, 401),
-    "GET /v1/leases/{lease}/logs": (200, 404, 200, 401),
-    "GET /v1/leases/{lease}/connection": (200, 404, 403, 401),
-    "POST /v1/leases/{lease}/attach": (409, 404, 403, 401),
-    "PATCH /v1/leases/{lease}": (200, 404, 403, 401),
-    "DELETE /v1/leases/{lease}": (204, 404, 204, 401),
-    "DELETE /v1/tokens/{token}": (204, 404, 204, 401),
-    "POST /v1/tokens": (403, 403, 201, 401),
-    "PUT /v1/projects": ADMINISTRATORS,
-    "POST /v1/consolidate": ADMINISTRATORS,
-    "POST /v1/health/{target+}": (403, 403, 200, 401),
-    "DELETE /v1/agents/{node}": (403, 403, 204, 401),
-    "POST /v1/stop": (403, 403, 202, 401),
-    "POST /v1/login": (401, 401, 401, 401),
-    "POST /v1/agents": (401, 401, 401, 401),
-}
-BODIES = {
-    "POST /v1/requests": {"gpus": 1},
-    "POST /v1/leases/{lease}/attach": {"pid": 1, "started": 1, "boot": "x"},
-    "PATCH /v1/leases/{lease}": {"keep": True},
-    "POST /v1/tokens": {"user": "somebody-else"},
-    "PUT /v1/projects": {"defaults": {"grace": 60}},
-    "POST /v1/consolidate": {"dry_run": True},
-    "POST /v1/health/{target+}": {"action": "uncordon"},
-    "POST /v1/stop": {},
-    "POST /v1/login": {"token": "x"},
-    "POST /v1/agents": {"token": "x", "name": "node-9"},
-}
-PERSON = {"owner": "ann", "another": "ben", "administrator": "adm", "nobody": ""}
-
-
-def shown(rows):
-    """A table's rows as docs/security.md has them."""
-    return [f"| {name} | {' | '.join(str(cell) for cell in cells)} |" for name, cells in rows.items()]
-
-
-def test_the_documentation_shows_these_tables():
-    text = DOCS.read_text()
-    for row in shown({f"`{name.replace('+', '')}`": cells for name, cells in CELLS.items()}) + shown(REACH):
-        assert row in text
-
-
-def test_every_route_is_in_the_table():
-    assert set(CELLS) == {f"{route.method} {route.path}" for route in ROUTES}
-
-
-@pytest.mark.asyncio
-async def test_each_route_answers_each_of_them_as_the_table_says(tmp_path):
-    async with running(tmp_path) as kit:
-        kit.controller.stop = lambda why, everything=False: None
-        found = {}
-        for name in CELLS:
-            found[name] = tuple([await _status(kit, name, PERSON[who]) for who in WHO])
-        assert found == CELLS
-        lease = await kit.ask("ann", gpus=1)
-        for path, key in (("leases", "id"), ("tokens", "user")):
-            seen = (await kit.call("ben", "GET", f"/v1/{path}")).data[path]
-            assert not [each for each in seen if each[key] in (lease["id"], "ann")]
-
-
-async def _status(kit, name, who):
-    """What a person is answered, on a lease and a token of ann's that are made for this one call."""
-    method, path = name.split()
-    if "{lease}" in path:
-        path = path.replace("{lease}", (await kit.ask("ann", gpus=1))["id"])
-    if "{token}" in path:
-        token = kit.controller.tokens.create("ann")
-        path = path.replace("{token}", token.split("_")[1])
-    path = path.replace("{target+}", "node-1/gpu0").replace("{node}", "node-2")
-    status = (await kit.call(who, method, path, BODIES.get(name))).status_code
-    if "{lease}" in name or name == "POST /v1/requests":
-        for each in (await kit.call("adm", "GET", "/v1/leases?all=true")).data["leases"]:
-            await kit.call("adm", "DELETE", f"/v1/leases/{each['id']}")
-    return status
-
 
 # --------------------------------------------------------------------------------------- machines and ports
 
@@ -147,6 +46,10 @@ REACH = {
     "the journal": NONE,
     "lists of lease processes": NONE,
 }
+
+
+def test_the_documentation_shows_this_table():
+    assert not not_shown("security", REACH)
 
 
 class People:
@@ -329,37 +232,47 @@ def assert_as_in_the_table(found):
 # ------------------------------------------------------------------------------------------------ taking back
 
 
-def reaches(keys):
-    """Whether whoever has these keys gets into the lease that they are of, or that is where it was."""
-    try:
-        with distributed.Client(keys["address"], security=security(keys), timeout=5) as client:
-            return client.submit(lambda: "in").result(20) == "in"
-    except OSError:
-        return False
+def opened(ports, keys):
+    """Which of some ports of a lease let in whoever has these keys."""
+    said = {each: attack.reach({"it": [("comm", each)]}, keys)["it"] for each in ports}
+    return {port for port, each in said.items() if each == ["open"]}
 
 
-def test_what_was_shared_ends_with_the_lease_only_which_is_said_first(pool):
-    lease = pool.request(gpus=1, name="shared")
+def ports_of(lease, keys):
+    """The ports of a lease's scheduler and of its workers."""
+    workers = lease.client().scheduler_info()["workers"]
+    return {int(each.rpartition(":")[2]) for each in (keys["address"], *workers)}
+
+
+@pytest.mark.timeout(180)
+def test_who_is_shut_out_of_a_lease_reaches_nothing_of_it_any_more_which_is_said_first(pool):
+    lease = pool.request(gpus=2, name="shared")
     path = f"/v1/leases/{lease.id}"
     token = pool.call("POST", "/v1/tokens", {"user": "ben", "label": "of this test"})["token"]
     with Pool(pool.address.url, token, pool.address.ca) as bens:
         assert no(lambda: bens.get(path)) == "unknown_lease"
-        pool.call("PATCH", path, {"share": ["ben"]})
-        keys = bens.get(f"{path}/connection")
-        assert reaches(keys)
-        with pytest.raises(
-            PoolError, match=r"ben cannot be shut out of shared again: they have its keys"
-        ) as said:
-            pool.call("PATCH", path, {"share": []})
-        assert "Release it, which ends their access" in said.value.advice
-        assert reaches(keys), "nothing was done that was not said"
-        lease.release(wait=60)
-        assert not reaches(keys)
+        lease.share("ben")
+        keys, ports = bens.get(f"{path}/connection"), ports_of(lease, pool.get(f"{path}/connection"))
+        kept = lease.client().scatter("what only its workers hold")
+        assert (len(ports), opened(ports, keys)) == (3, ports)
+        said = r"ben can be shut out of shared only by a restart on new keys.* lost.*--restart"
+        with pytest.raises(PoolError, match=said):
+            lease.share()
+        assert lease.client().gather(kept), "nothing was done that was not said"
+
+        assert "starts anew on new keys" in repr(lease.share(restart=True))
+        lease.wait(60)
+        assert lease.data["shared_with"] == []
         assert no(lambda: bens.get(f"{path}/connection")) == "unknown_lease"
-        with pool.request(gpus=1, name="shared") as anew:
-            there = pool.get(f"/v1/leases/{anew.id}/connection")
-            assert not reaches({**keys, "address": there["address"]}), "it has keys of its own"
-            assert no(lambda: bens.get(f"/v1/leases/{anew.id}")) == "unknown_lease"
+        assert lease.client().submit(sum, [1, 2]).result(60) == 3
+        now = pool.get(f"{path}/connection")
+        wait_until(lambda: len(lease.client().scheduler_info()["workers"]) == 2)
+        anew = ports_of(lease, now)
+        assert opened(anew, now) == anew
+        assert opened(ports | anew, keys) == set()
+        (dashboard,) = attack.reach({"it": [("http", now["dashboard"])]}, keys)["it"]
+        assert dashboard.startswith("shut"), "its old secret opens no dashboard"
+        lease.release(wait=60)
 
 
 def no(call):

@@ -12,15 +12,25 @@ from typing import TYPE_CHECKING, Any
 from jupyter_gpupool.controller import fields, usage_views, views
 from jupyter_gpupool.controller.auth import SCOPES, valid_user
 from jupyter_gpupool.controller.fields import Field, shown
+from jupyter_gpupool.controller.lease_views import is_over
 from jupyter_gpupool.controller.parse import read_fields
 from jupyter_gpupool.controller.problems import Problem, Trouble
 from jupyter_gpupool.controller.router import Answer, Call, Route, accepted, cause
 from jupyter_gpupool.controller.tree import parse_config
-from jupyter_gpupool.core.model import ConfigChanged, ConsolidationAsked, Cordoned, Reason, Uncordoned
+from jupyter_gpupool.core.model import (
+    ConfigChanged,
+    ConsolidationAsked,
+    Cordoned,
+    LeaseRekeyed,
+    Reason,
+    Uncordoned,
+)
 
 if TYPE_CHECKING:
+    from jupyter_gpupool.controller.face import ControllerFace
     from jupyter_gpupool.core.model import PoolEvent
     from jupyter_gpupool.core.pool import Pool
+    from jupyter_gpupool.core.state import Lease
 
 #: The common name of an agent's certificate holds so much of it.
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
@@ -58,6 +68,11 @@ TOKEN: dict[str, Field] = {
     ),
 }
 LOGIN: dict[str, Field] = {"token": Field(fields.text("token", 1, 200), {"type": "string"}, "Of the line.")}
+_RESTART = Field(
+    fields.yes_no("restart"),
+    {"enum": ["true", "false"]},
+    "Leases whose keys its person has had start anew on new keys; what they compute and hold is lost.",
+)
 AGENT: dict[str, Field] = {
     **LOGIN,
     "name": Field(fields.text("name", 1, 50), {"type": "string"}, "The node's name in the pool."),
@@ -251,15 +266,33 @@ async def list_tokens(call: Call) -> Answer:
 
 
 async def revoke_token(call: Call) -> Answer:
-    """Make a token worthless."""
-    ident = call.path["token"]
+    """Make a token worthless; answer with the leases whose keys its person has had, and may have kept."""
+    ident, restart = call.path["token"], call.query.get("restart", False)
+    user = (call.controller.store.token(ident) or {}).get("user", "")
     if not call.controller.tokens.revoke(ident, None if call.asker.admin else call.asker.user):
         raise Problem(
             Trouble.NOT_FOUND,
             f"You have no token {shown(ident)}.",
             "`jupyter gpupool token list` lists them.",
         )
-    return Answer(None, HTTPStatus.NO_CONTENT)
+    held = _held(call.controller, user)
+    anew = [each for each in held if restart and (call.asker.admin or each.request.user == user)]
+    for each in anew:
+        now, why = call.controller.clock.now(), f"a token of {user} was revoked"
+        accepted(call, LeaseRekeyed(now=now, cause=cause(call), lease=each.id, why=why))
+    kept = [each for each in held if each not in anew]
+    return Answer({"restarted": [*map(_named, anew)], "kept": [*map(_named, kept)]})
+
+
+def _held(face: ControllerFace, user: str) -> list[Lease]:
+    """Return the leases that a person may reach and has the keys of."""
+    reach = face.store.shared_to(user)
+    found = (each for each in face.pool.leases.values() if each.request.user == user or each.id in reach)
+    return [each for each in found if not is_over(each) and face.keys.has(each.id, user)]
+
+
+def _named(record: Lease) -> dict[str, str]:
+    return {"id": record.id, "name": record.request.name, "user": record.request.user}
 
 
 async def login(call: Call) -> Answer:
@@ -366,9 +399,10 @@ ROUTES = (
         method="DELETE",
         path="/v1/tokens/{token}",
         handler=revoke_token,
-        about="Make a token worthless.",
+        about="Make a token worthless. Keys of leases that its person has stay good until those start anew.",
         scope="use",
-        answers={204: ""},
+        query={"restart": _RESTART},
+        answers={200: "Revoked"},
         problems=(404,),
     ),
     Route(

@@ -316,7 +316,7 @@ async def change(call: Call) -> Answer:
     """Change one thing of a lease: its time, its size, that it is needed, or who else may use it."""
     face = call.controller
     what, value, wrong = parse_change(call.body)
-    record = owned(call, admin=what == "extend")
+    record = owned(call, admin=what in ("extend", "share"))
     if not wrong and call.query.get("restart") and what != "share":
         sentence, advice = "A restart goes with who may use a lease.", 'Say it with "share".'
         raise Problem(Reason.BAD_REQUEST, sentence, advice, field="restart")
@@ -341,6 +341,8 @@ async def change(call: Call) -> Answer:
 def _share(call: Call, record: Lease, users: tuple[str, ...]) -> dict[str, str]:
     """Let exactly these others use a lease; who has its keys is shut out by new ones, which restart it."""
     face, others = call.controller, set(users) - {record.request.user}
+    if others - set(face.store.shared_with(record.id)):
+        owned(call, admin=False)  # an administrator can shut people out, and let nobody in
     if lease_views.is_over(record):
         raise _not_ready(record)
     only = views.one_user(face)
@@ -355,8 +357,9 @@ def _share(call: Call, record: Lease, users: tuple[str, ...]) -> dict[str, str]:
         why = f"{', '.join(gone)} may use it no more" if gone else "its owner wants that"
         accepted(call, LeaseRekeyed(now=face.clock.now(), cause=cause(call), lease=record.id, why=why))
     face.store.share(record.id, others)
-    fresh = warning(face, record.request.name, others)
-    return {"warning": fresh} if fresh else {}
+    anew = "It starts anew on new keys: connect and submit again." if restart else ""
+    words = " ".join(filter(None, (anew, warning(face, record.request.name, others))))
+    return {"warning": words} if words else {}
 
 
 def _needs_restart(record: Lease, who: str) -> Problem:

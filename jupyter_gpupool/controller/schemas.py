@@ -230,6 +230,7 @@ _LEASE = {
     "notes": many(TEXT),
     "warning": TEXT,
 }
+_WHICH = {"id": TEXT, "name": TEXT, "user": TEXT}
 _WAITS = {
     "place": WHOLE,
     "id": TEXT,
@@ -365,6 +366,7 @@ SCHEMAS: dict[str, Schema] = {
     "Join": body(routes_admin.AGENT, "token", "name"),
     "Stop": body(routes_admin.STOP),
     "Consolidate": body(routes_admin.CONSOLIDATE),
+    "Revoked": thing({"restarted": many(thing(_WHICH)), "kept": many(thing(_WHICH))}),
     "Consolidation": thing({"moves": many(thing(_MOVE)), "freed": many(TEXT), "dry_run": FLAG}),
     "Pool": thing(_POOL),
     "Devices": thing(
