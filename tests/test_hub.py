@@ -14,10 +14,12 @@ import ssl
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import distributed
 import httpx
+import psutil
 import pytest
 from tornado.httpserver import HTTPServer
 from tornado.web import Application, RequestHandler
@@ -29,7 +31,7 @@ from jupyter_gpupool.controller.problems import Problem
 from jupyter_gpupool.driver import simulated
 from tests.conftest import environment
 from tests.controller_kit import running
-from tests.pool_processes import PoolProcesses, wait_for
+from tests.pool_processes import PoolProcesses
 from tests.test_adoption import SYSTEM_PYTHON, has_second_user, second_path
 from tests.test_attack import People, shared_folder
 
@@ -75,7 +77,16 @@ def _ports(count):
 class RealHub:
     """A JupyterHub in a process of its own; its users' servers are, too."""
 
-    def __init__(self, folder: Path, proxy: str, ports: list[int], pool: str, ca: Path) -> None:
+    def __init__(  # noqa: PLR0917 - what a Hub is made of
+        self,
+        folder: Path,
+        proxy: str,
+        ports: list[int],
+        pool: str,
+        ca: Path,
+        names: dict[str, str],
+        spawner: str,
+    ) -> None:
         self.folder, self.proxy, self.ports = folder, proxy, ports
         self.url = f"http://127.0.0.1:{ports[0]}"
         self.api_url = f"http://127.0.0.1:{ports[1]}/hub/api"
@@ -89,13 +100,12 @@ c.ConfigurableHTTPProxy.api_url = "http://127.0.0.1:{ports[2]}"
 c.ConfigurableHTTPProxy.command = [{proxy!r}]
 c.JupyterHub.authenticator_class = "dummy"
 c.Authenticator.allow_all = True
-c.JupyterHub.spawner_class = "simple"
-c.SimpleLocalProcessSpawner.home_dir_template = {str(folder / "home")!r} + "/{{username}}"
-c.Spawner.cmd = [{sys.executable!r}, "-m", "jupyterhub.singleuser"]
+{spawner}
 c.Spawner.args = ["--allow-root", "--ServerApp.jpserver_extensions={EXTENSIONS}"]
 c.Spawner.env_keep = {KEEP!r}
 c.Spawner.http_timeout = c.Spawner.start_timeout = 60
-c.JupyterHub.load_groups = {{"vision": {{"users": ["ann", "ben"]}}, "speech": {{"users": ["cleo"]}}}}
+c.JupyterHub.load_groups = {{
+    "vision": {{"users": {[names["ann"], names["ben"]]!r}}}, "speech": {{"users": {[names["cleo"]]!r}}}}}
 c.Authenticator.admin_users = {{"root-of-hub"}}
 c.JupyterHub.services.append({{"name": "test", "admin": True, "api_token": {ADMIN!r}}})
 c.JupyterHub.load_roles.append({{"name": "test", "services": ["test"], "scopes": [
@@ -131,12 +141,16 @@ configure(c, url={pool!r}, ca={str(ca)!r})
             assert time.monotonic() < end, self.log()
             time.sleep(0.1)
 
-    def person(self, name: str) -> str:
-        """Make a person known, start their server, and return a token of theirs that may go there."""
-        self.client.post(f"/users/{name}")
-        self.client.post(f"/users/{name}/server")
-        self.until(lambda: self.client.get(f"/users/{name}").json()["servers"].get("", {}).get("ready"))
-        return self.token(name)
+    def serve(self, *users: str) -> None:
+        """Make people known, and start their servers, all at once."""
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(lambda user: self.client.post(f"/users/{user}"), users))
+            list(threads.map(lambda user: self.client.post(f"/users/{user}/server"), users))
+        for each in users:
+            self.until(lambda u=each: self.runs(u))
+
+    def runs(self, user: str) -> bool:
+        return bool(self.client.get(f"/users/{user}").json()["servers"].get("", {}).get("ready"))
 
     def token(self, name: str, **more) -> str:
         answer = self.client.post(f"/users/{name}/tokens", json=more)
@@ -165,81 +179,181 @@ EXTENSIONS = {"jupyter_gpupool": True, **dict.fromkeys(("jupyterlab", "jupyter_l
 KEEP = ["PATH", "TESTS_OF_GPUPOOL", "LANG"]
 
 
+#: Servers that run as the Hub does.
+AS_THE_HUB = """
+c.JupyterHub.spawner_class = "simple"
+c.SimpleLocalProcessSpawner.home_dir_template = {home!r} + "/{{username}}"
+c.Spawner.cmd = [{python!r}, "-m", "jupyterhub.singleuser"]
+"""
+#: Servers that run as the OS users of their people's names.
+AS_THEMSELVES = """
+c.JupyterHub.spawner_class = "localprocess"
+c.Spawner.cmd = [{python!r}, "-m", "jupyterhub.singleuser"]
+c.Spawner.environment = {{"PYTHONPATH": {path!r}}}
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-async def test_three_people_in_two_groups_of_a_hub(tmp_path, proxy):
-    """The pool has trust_users set: its agents are stood in for, and nobody becomes another OS user here."""
+async def test_three_people_in_two_groups_of_a_hub(tmp_path, proxy, monkeypatch):
+    """Root's agents run leases, and root's Hub servers, as OS users that are made for this test.
+
+    Without root the pool has trust_users set: its agents are stood in for, and nobody becomes another user.
+    """
     pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: pip install jupyterhub")
-    ports = _ports(3)
-    (tmp_path / "pool").mkdir()
-    async with running(tmp_path / "pool") as kit:
+    if has_second_user():
+        monkeypatch.setenv("PYTHONPATH", second_path())
+        await asyncio.to_thread(_with_os_users, proxy)
+    else:
+        await _with_trust(tmp_path, proxy)
+
+
+async def _with_trust(folder, proxy):
+    names, ports = {name: name for name in ("ann", "ben", "cleo")}, _ports(3)
+    (folder / "pool").mkdir()
+    async with running(folder / "pool") as kit:
         kit.api.hub = Hub(f"http://127.0.0.1:{ports[1]}/hub/api", fresh_s=0.5)
-        ca = tmp_path / "ca.pem"
+        ca = folder / "ca.pem"
         ca.write_text(kit.controller.authority.ca_pem)
         await kit.call("adm", "PUT", "/v1/projects", {"projects": PROJECTS})
-        hub = RealHub(tmp_path / "hub", proxy, ports, kit.api.url, ca)
-        try:
-            await asyncio.to_thread(hub.start)
-            await asyncio.to_thread(_story, hub, kit.api.url, ca)
-        finally:
-            await asyncio.to_thread(hub.stop)
+        spawner = AS_THE_HUB.format(home=str(folder / "home"), python=sys.executable)
+        hub = RealHub(folder / "hub", proxy, ports, kit.api.url, ca, names, spawner)
+        await asyncio.to_thread(_tell, hub, Story(hub, names, {"gpus": 1}, kit.api.url, ca))
 
 
-def _story(hub, pool, ca):
-    tokens = {name: hub.person(name) for name in ("ann", "ben", "cleo")}
-    servers = {name: hub.server(name, token) for name, token in tokens.items()}
+def _with_os_users(proxy):
+    """Cleo's leases run as the OS user whom the map says: another one than her server's."""
+    ports, small = _ports(3), {"gpus": 1, "cpus": 0.1, "memory": "500MB"}
+    with (
+        shared_folder() as folder,
+        People(folder, "ann", "ben", "cleo", "team") as names,
+        PoolProcesses(folder, {"node-1": 8}) as pool,
+    ):
+        simulated.create(pool.simulated, pool.nodes, replace=True, shared=True)
+        (folder / "users.yaml").write_text(f"{names['cleo']}: {names['team']}\n")
+        api = f"http://127.0.0.1:{ports[1]}/hub/api"
+        pool.start_controller("--hub-api-url", api, "--user-map", str(folder / "users.yaml"))
+        pool.start_agent("node-1")
+        pool.wait_for_nodes({"node-1"})
+        pool.call("PUT", "/v1/projects", {"projects": PROJECTS})
+        ca = folder / "ca.pem"
+        ca.write_text(pool.said["ca"])
+        spawner = AS_THEMSELVES.format(python=str(SYSTEM_PYTHON), path=second_path())
+        hub = RealHub(folder / "hub", proxy, ports, pool.said["url"], ca, names, spawner)
+        asked = {**small, "environment": {"python": str(SYSTEM_PYTHON)}}
+        runs_as = {"ann": names["ann"], "ben": names["ben"], "cleo": names["team"]}
+        _tell(hub, Story(hub, names, asked, pool.said["url"], ca, runs_as))
 
-    # Each sees the pool, as who they are at the Hub.
-    for name, server in servers.items():
-        hub.until(lambda server=server: server.get("pool").json()["state"] == "connected")
-        said = server.get("pool").json()["pool"]
-        assert (said["user"]["name"], said["user"]["admin"], said["gpus"]) == (name, False, 8)
 
-    # Each sees their own leases only, in the project of their group.
-    made = {}
-    for name, server in servers.items():
-        answer = server.post("requests", json={"gpus": 1})
-        assert answer.status_code == 201, answer.text
-        made[name] = answer.json()
-    assert [made[name]["project"] for name in ("ann", "ben", "cleo")] == ["vision", "vision", "speech"]
-    for name, server in servers.items():
-        assert [each["id"] for each in server.get("leases").json()["leases"]] == [made[name]["id"]]
-        for other in made.values():
-            status = server.get(f"leases/{other['id']}").status_code
-            assert status == (200 if other["user"] == name else 404)
-            if other["user"] != name:
-                assert server.delete(f"leases/{other['id']}").status_code == 404
+def _tell(hub, story):
+    try:
+        hub.start()
+        story.tell()
+    finally:
+        hub.stop()
 
-    # The group's limit holds for all in it, and its project is not for others.
-    full = servers["ann"].post("requests", json={"gpus": 2})
-    waits = full.json()
-    assert full.status_code in (201, 403), full.text
-    assert waits.get("state", waits.get("reason")) in ("pending", "over_limit")
-    foreign = servers["cleo"].post("requests", json={"gpus": 1, "project": "vision"})
-    assert (foreign.status_code, foreign.json()["reason"]) == (403, "not_a_member")
 
-    # Another's server is closed by the Hub itself, and a token that is not for the pool opens nothing there.
-    with hub.server("ann", tokens["ben"]) as theirs:
-        assert theirs.get("pool").status_code in (302, 403)
+class Story:
+    """What three people of a Hub see of the pool, and what they do not."""
 
-    # Revoking at the Hub ends access to the pool, too; what only that Hub knows is worth nothing elsewhere.
-    narrow = hub.token("ann", scopes=["access:servers!user=ann"])
-    with httpx.Client(base_url=pool, verify=ssl.create_default_context(cafile=ca)) as direct:
+    def __init__(  # noqa: PLR0917 - what it is about
+        self,
+        hub: RealHub,
+        names: dict[str, str],
+        asked: dict,
+        pool: str,
+        ca: Path,
+        runs_as: dict | None = None,
+    ) -> None:
+        self.hub, self.names, self.asked, self.runs_as = hub, names, asked, runs_as or {}
+        self.direct = httpx.Client(
+            base_url=pool, verify=ssl.create_default_context(cafile=ca), timeout=30, trust_env=False
+        )
 
-        def status(token):
-            return direct.get("/v1/pool", headers={"Authorization": f"Bearer {token}"}).status_code
+    def tell(self) -> None:
+        people = {name: self.names[name] for name in ("ann", "ben", "cleo")}
+        self.hub.serve(*people.values())
+        self.tokens = {name: self.hub.token(user) for name, user in people.items()}
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.direct)
+            self.servers = {
+                name: stack.enter_context(self.hub.server(user, self.tokens[name]))
+                for name, user in people.items()
+            }
+            self.each_sees_the_pool_as_who_they_are_at_the_hub()
+            self.each_sees_their_own_leases_only_in_the_project_of_their_group()
+            self.leases_run_as_the_os_users_of_their_people()
+            self.the_groups_limit_holds_for_all_in_it_and_its_project_is_not_for_others()
+            self.what_is_not_for_the_pool_opens_nothing_there()
+            self.revoking_at_the_hub_ends_access_to_the_pool()
+            self.no_token_is_in_a_log_or_an_address()
 
-        assert (status(tokens["ben"]), status(narrow)) == (200, 401)
-        assert hub.client.delete("/users/ben").status_code in (202, 204)
-        hub.until(lambda: status(tokens["ben"]) == 401)
-        hub.until(lambda: servers["ben"].get("pool").status_code != 200)
+    def each_sees_the_pool_as_who_they_are_at_the_hub(self) -> None:
+        for name, server in self.servers.items():
+            self.hub.until(lambda server=server: server.get("pool").json()["state"] == "connected")
+            said = server.get("pool").json()["pool"]
+            user = said["user"]
+            assert (user["name"], user["admin"], said["gpus"]) == (self.names[name], False, 8)
 
-    # No token is in a log or an address.
-    logs = hub.log() + "".join(path.read_text(errors="replace") for path in hub.folder.rglob("*.log"))
-    assert ADMIN not in logs
-    assert not [name for name, token in tokens.items() if token in logs]
-    for server in servers.values():
-        server.close()
+    def each_sees_their_own_leases_only_in_the_project_of_their_group(self) -> None:
+        made = self.made = {}
+        for name, server in self.servers.items():
+            answer = server.post("requests", json=self.asked)
+            assert answer.status_code == 201, answer.text
+            made[name] = answer.json()
+        assert [made[name]["project"] for name in ("ann", "ben", "cleo")] == ["vision", "vision", "speech"]
+        for name, server in self.servers.items():
+            assert [each["id"] for each in server.get("leases").json()["leases"]] == [made[name]["id"]]
+            for other in made.values():
+                mine = other["user"] == self.names[name]
+                assert server.get(f"leases/{other['id']}").status_code == (200 if mine else 404)
+                if not mine:
+                    assert server.delete(f"leases/{other['id']}").status_code == 404
+
+    def leases_run_as_the_os_users_of_their_people(self) -> None:
+        for name, user in self.runs_as.items():
+            ident, server = self.made[name]["id"], self.servers[name]
+            self.hub.until(lambda s=server, i=ident: s.get(f"leases/{i}").json()["state"] == "active")
+            keys = self.get(f"/v1/leases/{ident}/connection", self.tokens[name]).json()
+            with distributed.Client(keys["address"], security=security(keys), timeout=30) as client:
+                assert client.submit(os.getuid).result(30) == pwd.getpwnam(user).pw_uid
+            all_ = [each.info for each in psutil.process_iter(["cmdline", "uids"])]
+            theirs = [each for each in all_ if "jupyterhub.singleuser" in (each["cmdline"] or ())]
+            assert pwd.getpwnam(self.names[name]).pw_uid in {each["uids"].real for each in theirs}
+
+    def the_groups_limit_holds_for_all_in_it_and_its_project_is_not_for_others(self) -> None:
+        full = self.servers["ann"].post("requests", json={**self.asked, "gpus": 2})
+        waits = full.json()
+        assert full.status_code in (201, 403), full.text
+        assert waits.get("state", waits.get("reason")) in ("pending", "over_limit")
+        foreign = self.servers["cleo"].post("requests", json={**self.asked, "project": "vision"})
+        assert (foreign.status_code, foreign.json()["reason"]) == (403, "not_a_member")
+
+    def what_is_not_for_the_pool_opens_nothing_there(self) -> None:
+        """Another's server is closed by the Hub itself."""
+        ann = self.names["ann"]
+        with self.hub.server(ann, self.tokens["ben"]) as theirs:
+            assert theirs.get("pool").status_code in (302, 403)
+        narrow = self.hub.token(ann, scopes=[f"access:servers!user={ann}"])
+        assert [self.status(each) for each in (self.tokens["ben"], narrow)] == [200, 401]
+
+    def revoking_at_the_hub_ends_access_to_the_pool(self) -> None:
+        assert self.hub.client.delete(f"/users/{self.names['ben']}").status_code in (202, 204)
+        self.hub.until(lambda: self.status(self.tokens["ben"]) == 401)
+        self.hub.until(lambda: self.servers["ben"].get("pool").status_code != 200)
+
+    def no_token_is_in_a_log_or_an_address(self) -> None:
+        written = [*self.hub.folder.parent.rglob("*log")]
+        logs = "".join(path.read_text(errors="replace") for path in written if path.is_file())
+        assert self.hub.folder / "log" in written
+        assert ADMIN not in logs
+        assert not [name for name, token in self.tokens.items() if token in logs]
+
+    def get(self, path: str, token: str) -> httpx.Response:
+        return self.direct.get(path, headers={"Authorization": f"Bearer {token}"})
+
+    def status(self, token: str) -> int:
+        return self.get("/v1/pool", token).status_code
 
 
 # --------------------------------------------------------------------------- what the Hub says, and what not
@@ -302,38 +416,6 @@ async def test_root_of_a_hub_is_nobody_in_the_pool(tmp_path):
         assert (answer.status_code, answer.data["reason"]) == (403, "not_allowed")
         assert "the name of root" in answer.data["detail"]
         assert (await kit.call("anns", "GET", "/v1/pool")).status_code == 200
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(200)
-async def test_a_lease_of_a_hubs_person_runs_as_the_os_user_that_the_map_says(monkeypatch):
-    if not has_second_user():
-        pytest.skip("needs root, and a Python that other users can run: an OS user is made for it")
-    monkeypatch.setenv("PYTHONPATH", second_path())
-    async with answering({"tok": (200, {**ANN, "name": "ann@example.org"})}) as (hub, _):
-        await asyncio.to_thread(_mapped, hub._url)
-
-
-def _mapped(url):
-    with (
-        shared_folder() as folder,
-        People(folder, "ann") as names,
-        PoolProcesses(folder, {"node-1": 1}) as pool,
-    ):
-        simulated.create(pool.simulated, pool.nodes, replace=True, shared=True)
-        (folder / "users.yaml").write_text(f'"ann@example.org": {names["ann"]}\n')
-        pool.start_controller("--hub-api-url", url, "--user-map", str(folder / "users.yaml"))
-        pool.start_agent("node-1")
-        pool.wait_for_nodes({"node-1"})
-        asked = {"gpus": 1, "cpus": 0.1, "memory": "500MB", "environment": {"python": str(SYSTEM_PYTHON)}}
-        theirs = {"Authorization": "Bearer tok"}
-        ident = pool.call("POST", "/v1/requests", asked, **theirs)["id"]
-        assert pool.wait_for_lease(ident, "active")["user"] == "ann@example.org"
-        keys = pool.call("GET", f"/v1/leases/{ident}/connection", **theirs)
-        with distributed.Client(keys["address"], security=security(keys), timeout=30) as client:
-            assert client.submit(os.getuid).result(30) == pwd.getpwnam(names["ann"]).pw_uid
-        pool.call("DELETE", f"/v1/leases/{ident}", **theirs)
-        wait_for(lambda: pool.lease(ident)["state"] == "ended", "it has ended")
 
 
 async def test_what_is_no_token_of_the_hub_is_not_told_to_it():
