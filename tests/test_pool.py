@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 
 from jupyter_gpupool.core.model import (
     ANY,
+    DAY,
     HOUR,
     MINUTE,
     WHOLE,
@@ -38,6 +40,7 @@ from jupyter_gpupool.core.model import (
     SliceFailed,
     SliceFreed,
     SliceStarted,
+    SliceState,
     StartLease,
     StopSlice,
     Tick,
@@ -352,10 +355,31 @@ class TestMigration:
         world.send(SliceFailed, slice="a/0", why="died")
         lease, tree = world.pool.leases["a"], world.pool._state.tree
         world.send(NodeLost, node=lease.slices["a/1"].node)
-        assert set(lease.charges) == {"a/0", "a/2"}
+        assert set(lease.charges) == {"a/2"}
         world.send(SliceFreed, slice="a/0")
         assert set(lease.charges) == {"a/2"}
         assert tree.root.demand[ANY] == 250
+
+    @pytest.mark.parametrize("freed", [True, False], ids=["its first is gone", "its first is still there"])
+    @pytest.mark.parametrize("found", [True, False], ids=["its second is there", "its second is wanted"])
+    def test_a_slice_is_replaced_once_however_many_replacements_failed(self, freed, found):
+        world = World(node("n", 4))
+        world.send(Cordoned, target="GPU-n-3", why="kept for later")
+        world.ask("a", count=2, min_count=1, time_limit=DAY)
+        world.ignore = {AddSlice, DrainSlice, StopSlice}
+        world.verdict("GPU-n-1", Verdict.RETIRE_SOON)
+        world.verdict("GPU-n-2", Verdict.GONE)
+        world.wait(2 * MINUTE)
+        assert world.pool.leases["a"].slices["a/2"].state is SliceState.STOPPING
+        if freed:
+            world.send(SliceFreed, slice="a/2")
+        if found:
+            world.send(Uncordoned, target="GPU-n-3")
+        left = tuple(each for each in node("n", 4).devices if each.index != 1)
+        world.send(NodeJoined, node=dataclasses.replace(node("n", 4), devices=left), obey=False)
+        lease = world.pool.leases["a"]
+        assert len([*lease.seats()]) == len(lease.charges) == 2
+        assert world.pool._state.tree.root.demand[ANY] == 2 * WHOLE
 
     def test_a_poisoned_worker_is_restarted_where_it_is(self, world):
         world.ask("a")

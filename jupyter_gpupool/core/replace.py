@@ -5,6 +5,7 @@ Rule 2: it may use what is held for others only while its project stays within i
 Rule 3: where the device does not work any more and nothing is free, the slice is drained at once: the lease
         goes on with fewer, and what is missing is first in line.
 Rule 4: a lease with surplus fills its gap with that, and wants no replacement.
+Rule 5: a slice is replaced once, however many replacements fail: the next one is for the first of them.
 
 Not its business: why something has to move (`nodes`), and what a lease gets at first (`give`).
 """
@@ -51,7 +52,9 @@ def leave(state: State, lease: Lease, slice_: Slice, leaving: Leaving) -> None:
 def want(state: State, lease: Lease, slice_: Slice, device: str, *, gone: bool = True) -> None:
     """Put a lost slice first in line for what becomes free; `device` is to be avoided."""
     ident = slice_.id
-    if ident in lease.needs or ident in lease.extra or ident in lease.unserved or replaced(lease, ident):
+    if ident in lease.needs or ident in lease.extra or ident in lease.unserved:
+        return
+    if replaced(lease, ident) or _awaited(lease, ident):
         return
     if gone and slice_.replaces in lease.leaving and slice_.replaces not in lease.charges:
         # A replacement that failed: what it was to replace is still there and still to be replaced.
@@ -92,8 +95,15 @@ def forgo(state: State, lease: Lease, ident: str) -> None:
 
 
 def replaced(lease: Lease, ident: str) -> bool:
-    """The slice has a replacement already."""
-    return any(each.replaces == ident and each.state in WORKING for each in lease.slices.values())
+    """The slice has a replacement already, or its replacement has one."""
+    heirs = [each for each in lease.slices.values() if each.replaces == ident]
+    return any(each.state in WORKING or replaced(lease, each.id) for each in heirs)
+
+
+def _awaited(lease: Lease, ident: str) -> bool:
+    """A replacement of the slice, or of its replacement, is wanted itself."""
+    heirs = [each.id for each in lease.slices.values() if each.replaces == ident]
+    return any(each in lease.needs or _awaited(lease, each) for each in heirs)
 
 
 def drain(state: State, lease: Lease, slice_: Slice) -> None:

@@ -14,6 +14,7 @@ Not its business: what follows from an event (`pool`, `lives`, `nodes`), and who
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import heapq
 from typing import TYPE_CHECKING, Any
 
@@ -187,6 +188,8 @@ class State:
             lease.charges[old] = lease.charges.pop(ident)
             if ident in lease.unserved:
                 lease.unserved[old] = lease.unserved.pop(ident)
+        if old in lease.slices:
+            _inherit(lease, ident, old)
         if not lease.slices:
             self._place_end(lease)
         if ident not in lease.needs:
@@ -399,6 +402,14 @@ class State:
         names = list(dict.fromkeys(self.device_name(each.device) for each in slices))
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""
         return ", ".join(names[:8]) + more
+
+
+def _inherit(lease: Lease, gone: str, old: str) -> None:
+    """Let what is to replace a slice that is gone replace what that one was to replace."""
+    for each in [each for each in lease.slices.values() if each.replaces == gone]:
+        lease.slices[each.id] = dataclasses.replace(each, replaces=old)
+    if gone in lease.needs:
+        lease.needs = {old if ident == gone else ident: avoid for ident, avoid in lease.needs.items()}
 
 
 def grows(lease: Lease) -> bool:
