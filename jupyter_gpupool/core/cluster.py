@@ -276,6 +276,7 @@ class Cluster(Columns):
         before, seat.bars = seat.bars, bars
         if bits != self.barred[seat.row, seat.column]:
             self.barred[seat.row, seat.column] = bits
+            self.bars = (self.epoch, self.bars[1] + 1)
             self._changed(seat.row)
         if self._undo is not None:
             self._undo.append(lambda: self._set_bars(seat, before))
@@ -298,7 +299,7 @@ class Cluster(Columns):
     def trying(self) -> Iterator[None]:
         """Change anything inside (take, release, bar); at the end all is as it was. May be nested."""
         outer, self._undo = self._undo, []
-        moment = self._moment
+        moment = self.moment
         try:
             yield
         finally:
@@ -306,7 +307,7 @@ class Cluster(Columns):
             for step in reversed(undo):
                 step()
             self._undo = outer
-            self._moment = moment
+            self.moment = moment
 
     # ------------------------------------------------------------------------------------------- looking
 

@@ -87,7 +87,10 @@ class Columns:
         self._order: np.ndarray | None = None
         self._log: list[int] = []
         self._log_base = 0
-        self._moment = (0, 0)
+        #: The same moment, the same state of all nodes; after a try it is again as it was before.
+        self.moment = (0, 0)
+        #: The same pair, the same bars: how often a node came or went, and how often any bar was changed.
+        self.bars = (0, 0)
         self._states_mark = (-1, 0)
         self._state_numbers: dict[bytes, int] = {}
         self._next_state = 0
@@ -121,11 +124,6 @@ class Columns:
             self._order = np.full(len(self.free), len(self.free), dtype=np.int64)
             self._order[ranked] = np.arange(len(ranked))
         return self._order
-
-    @property
-    def moment(self) -> tuple[int, int]:
-        """The same moment, the same state of all nodes; after a try it is again as it was before."""
-        return self._moment
 
     def mark(self) -> tuple[int, int]:
         """The present moment: another one after any change."""
@@ -161,7 +159,7 @@ class Columns:
             del self._log[: _LOG // 2]
             self._log_base += _LOG // 2
         self._log.append(row)
-        self._moment = self.mark()
+        self.moment = self.mark()
 
     def _grow(self, rows: int, width: int) -> None:
         """Make the arrays (anew), with what was in them."""
@@ -199,7 +197,8 @@ class Columns:
 
     def _rows_changed(self) -> None:
         self.epoch += 1
-        self._moment = self.mark()
+        self.bars = (self.epoch, 0)
+        self.moment = self.mark()
         self._order = None
         self.memo.clear()
 

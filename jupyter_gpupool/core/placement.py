@@ -55,6 +55,7 @@ def place(
     count: int = 0,
     allow: Iterable[str] = (),
     have: Sequence[Slice] = (),
+    want: Want | None = None,
 ) -> Placement | NoPlacement:
     """Find a place for `count` slices of a request (0: as many as it asks for at least).
 
@@ -65,12 +66,13 @@ def place(
         allow: Holders whose held parts may be used as if they were free.
         have: Slices that the lease keeps: the new ones keep to `same_node` and `nvlink` with them, and shares
             go to other devices.
+        want: What one slice of the request needs, where that is known already.
     """
     if not any(node.devices for node in cluster.nodes.values()):
         return NoPlacement(
             (Refusal(reason=Reason.NO_NODES, sentence="No node with GPUs has joined the pool yet."),)
         )
-    search = _Search(request, cluster, count or request.count, tuple(have))
+    search = _Search(request, cluster, count or request.count, tuple(have), want or want_of(request))
     held = [each.key for holder in allow for each in cluster.held_for(holder)]
     if not held:
         return search.run()
@@ -96,13 +98,15 @@ class _Search:
     cluster: Cluster
     count: int
     have: tuple[Slice, ...]
+    #: Wherever it has some already.
+    bare: Want
 
     def run(self) -> Placement | NoPlacement:
-        stack = self.request.same_device or self.request.isolated or bool(self.request.mig)
-        bare = want_of(self.request)
-        have = [] if stack else [each.device for each in self.have]
-        want = want_of(self.request, have) if have else bare
-        for nth in self._sizes(want) if may_fit(self.request, bare, self.cluster, self.count) else ():
+        have = [] if self.bare.stack else [each.device for each in self.have]
+        want = want_of(self.request, have) if have else self.bare
+        # A look at whole devices takes as long as a ranking of them.
+        hopeful = want.whole or may_fit(self.request, self.bare, self.cluster, self.count)
+        for nth in self._sizes(want) if hopeful else ():
             for doubtful in (False, True) if self.cluster.doubtful.any() else (True,):
                 rows = self._rows(dataclasses.replace(want, nth=nth) if nth else want, doubtful)
                 if rows is not None:
@@ -194,7 +198,9 @@ class _Search:
         self, want: Want, ranked: ranking.Ranking, number: int, used: set[int], *, doubtful: bool
     ) -> np.ndarray:
         """The keys of the ranking, better where the lease is already and where one island holds all."""
-        keys = np.where(self._allowed(used), ranked.keys(self.cluster), ranking.NONE)
+        keys = ranked.keys(self.cluster)
+        if used or self.have:
+            keys = np.where(self._allowed(used), keys, ranking.NONE)
         if self.have:
             near = np.zeros(len(keys), dtype=bool)
             near[self._rows_of_lease()] = True
@@ -252,7 +258,7 @@ class _Search:
     def _columns(self, row: int, usable: np.ndarray, number: int) -> list[int]:
         """Whole devices: in one island if any holds them, and there as few broken blocks as possible."""
         topology = self.cluster.topologies[self.cluster.names[row]]
-        free = frozenset(int(column) for column in np.flatnonzero(usable))
+        free = frozenset(usable.nonzero()[0].tolist())
         by_island: dict[int, set[int]] = {}
         for column in sorted(free):
             if not self.request.nvlink or topology.linked[column] or number == 1:

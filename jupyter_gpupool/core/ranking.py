@@ -32,6 +32,8 @@ PRESSURE_STEPS = 30
 MOST_PRESSURE = 5 * WHOLE
 #: Parts of a step: pressure is finer than waste.
 FINE = 64
+#: How good a place is, as one number: its worth from this bit on, its steps from this one, then how full.
+_WORTH, _STEPS = 35, 11
 #: No place.
 NONE = np.iinfo(np.int64).max
 #: Rankings that are kept.
@@ -45,9 +47,10 @@ class Ranking:
         """Prepare for `count` slices together on a node; `doubtful`: devices under watch may be used."""
         self._want, self._count, self._doubtful = want, count, doubtful
         self._mark, self._generation = (-1, 0), -1
-        self._table = Table(5, len(cluster.free))
-        #: How many slices each node has room for, and the best device of each node for one slice.
-        self.room, self.column, self._worth, self._waste, self._fullness = self._table.rows
+        self._table = Table(4, len(cluster.free))
+        #: How many slices each node has room for, and the best device of each node for one slice; then how
+        #: good it is, and of that how full.
+        self.room, self.column, self._good, self._fullness = self._table.rows
 
     def refresh(self, cluster: Cluster) -> None:
         """Work out again what has changed."""
@@ -58,20 +61,19 @@ class Ranking:
             rows = list(cluster.row_of.values())
         if not rows:
             return
-        if self._want.node or self._want.exclude:
-            self._work_out(cluster, np.array(rows, dtype=np.int64))
-        else:
+        if _by_state(self._want):
             self._table.update(cluster, rows, self._work_out)
+        else:
+            self._work_out(cluster, np.array(rows, dtype=np.int64))
 
     def keys(self, cluster: Cluster) -> np.ndarray:
         """For each node a number: the smallest is the best; `NONE` where there is no room."""
         if self._want.instance:
             self._rank_instances(cluster)
-        steps = (self._waste + WASTE_STEP // 2) // WASTE_STEP * FINE + _pressure(
-            cluster, self._want, self._count
-        )
-        key = ((self._worth << 24) + steps << 11) + self._fullness
-        return np.where(self.room >= self._count, key * len(key) + cluster.order(), NONE)
+        good, pressure = self._good, _pressure(cluster, self._want, self._count)
+        if pressure is not None:
+            good = good + (pressure << _STEPS)
+        return np.where(self.room >= self._count, good * len(good) + cluster.order(), NONE)
 
     def _rank_instances(self, cluster: Cluster) -> None:
         """Anew each time: what an instance costs others depends on all devices."""
@@ -80,9 +82,9 @@ class Ranking:
         usable = usable_devices(cluster, self._want, found, rows, doubtful=self._doubtful)
         cost = np.where(usable, instances.cost(cluster, found, rows), MANY << 16)
         self.column[rows] = cost.argmin(axis=1)
-        self._worth[rows], self._waste[rows] = 0, 0
         # Ranks stand for the costs, which may be any size.
-        self._waste[rows] = np.unique(cost.min(axis=1), return_inverse=True)[1] * WASTE_STEP
+        rank = np.unique(cost.min(axis=1), return_inverse=True)[1]
+        self._good[rows] = (rank * FINE << _STEPS) + self._fullness[rows]
 
     def _work_out(self, cluster: Cluster, rows: np.ndarray) -> None:
         want, found = self._want, room(cluster, self._want)
@@ -92,12 +94,12 @@ class Ranking:
         rows, usable = rows[enough], usable[enough]
         if not len(rows):
             return
-        if not want.instance:
-            self._rank(cluster, found, rows, usable)
         cpus = cluster.cpus[rows] - self._count * found.cpus[rows]
         idle = cluster.free[rows].sum(axis=1)
         most = max(1, int((cluster.cpus_part * cluster.devices).max())), WHOLE * cluster.width
-        self._fullness[rows] = np.clip(cpus * 800 // most[0] + idle * 800 // most[1], 0, 2047)
+        self._fullness[rows] = np.clip(cpus * 800 // most[0] + idle * 800 // most[1], 0, (1 << _STEPS) - 1)
+        if not want.instance:
+            self._rank(cluster, found, rows, usable)
 
     def _rank(self, cluster: Cluster, found: Room, rows: np.ndarray, usable: np.ndarray) -> None:
         want, count = self._want, self._count
@@ -120,7 +122,14 @@ class Ranking:
         if len(which) > len(rows):
             best = _best_of(which, added, tries.free)
             added, column = added[best], column[best]
-        self._worth[rows], self._waste[rows], self.column[rows] = tries.worth, added, column
+        self.column[rows] = column
+        steps = (added + WASTE_STEP // 2) // WASTE_STEP * FINE
+        self._good[rows] = ((tries.worth << _WORTH) + (steps << _STEPS)) + self._fullness[rows]
+
+
+def _by_state(want: Want) -> bool:
+    """What a node has room for follows from its state alone: the request names no node, and no instance."""
+    return not (want.node or want.exclude or want.instance)
 
 
 def ranking(cluster: Cluster, want: Want, count: int, *, doubtful: bool) -> Ranking:
@@ -156,10 +165,10 @@ class Space:
         rows = list(cluster.row_of.values()) if changed is None else changed
         if not rows:
             return
-        if self._want.node or self._want.exclude:
-            self._work_out(cluster, np.array(rows, dtype=np.int64))
-        else:
+        if _by_state(self._want):
             self._table.update(cluster, rows, self._work_out)
+        else:
+            self._work_out(cluster, np.array(rows, dtype=np.int64))
         self.total, self.most = int(self._room.sum()), int(self._room.max())
 
     def _work_out(self, cluster: Cluster, rows: np.ndarray) -> None:
@@ -304,11 +313,11 @@ def _best_of(which: np.ndarray, added: np.ndarray, after: np.ndarray) -> np.ndar
 # ---------------------------------------------------------------------------------------------- pressure
 
 
-def _pressure(cluster: Cluster, want: Want, count: int) -> np.ndarray | int:
-    """Steps (of `FINE` parts) that a node costs because others can go nowhere else."""
+def _pressure(cluster: Cluster, want: Want, count: int) -> np.ndarray | None:
+    """Steps (of `FINE` parts) that a node costs because others can go nowhere else; None: none does."""
     wanted = learned(cluster).models
-    if want.host_only or want.instance or not wanted:
-        return 0
+    if not wanted or want.host_only or want.instance:
+        return None
     free = kept(cluster).free
     found = fragmentation.pressure(wanted, free)
     levels = np.zeros(len(cluster.models) + 1, dtype=np.int64)

@@ -45,11 +45,12 @@ class Reservation:
 
 def look(state: State, kind: Kind) -> Kind:
     """Bring up to date which devices a kind of slices could use, and how many of them are wholly free."""
-    mark = state.cluster.moment
-    if kind.mark != mark:
-        kind.open = counts.usable(state.cluster, kind.want)
-        kind.free = counts.wholly_free(state.cluster, kind.open)
-        kind.mark = mark
+    cluster = state.cluster
+    if kind.mark != cluster.moment:
+        if kind.open is None or kind.barred != cluster.bars:
+            kind.open, kind.barred = counts.usable(cluster, kind.want), cluster.bars
+        kind.free = counts.wholly_free(cluster, kind.open)
+        kind.mark = cluster.moment
     return kind
 
 
@@ -189,7 +190,8 @@ class Book:
                 hold_parts(self.state, each)
             for device in leave:
                 cluster.bar(device, Reason.DEVICE_CORDONED, "left to those ahead")
-            found = placement.place(request, cluster, count=base.count, have=have)
+            want = base.kind.want if request is lease.request else None
+            found = placement.place(request, cluster, count=base.count, have=have, want=want)
         return found.parts if isinstance(found, placement.Placement) else None
 
     def _delayed(self, parts: tuple[Part, ...], late: list[Reservation]) -> list[Reservation]:
@@ -293,7 +295,7 @@ class Book:
             for _, ident in state.ends[:count]:
                 for slice_id in state.leases[ident].slices:
                     state.cluster.release(slice_id)
-            found = placement.place(base.request, state.cluster, count=base.count)
+            found = placement.place(base.request, state.cluster, count=base.count, want=base.kind.want)
         return found.parts if isinstance(found, placement.Placement) else None
 
 

@@ -8,7 +8,7 @@ Rule 3: a device in MIG mode is used in instances or not at all; others never in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,6 +44,18 @@ class Want:
     nth: int = 0
     #: Several slices may sit on one device.
     stack: bool = False
+    #: Much is kept by want.
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Work out the hash once."""
+        what = (self.milli, self.vram, self.cpus, self.memory, self.models, self.min_vram, self.node)
+        more = (self.exclude, self.mig, self.isolated, self.nth, self.stack)
+        object.__setattr__(self, "_hash", hash((what, more)))
+
+    def __hash__(self) -> int:
+        """The same for equal wants."""
+        return self._hash
 
     @property
     def instance(self) -> bool:
