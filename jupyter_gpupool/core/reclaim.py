@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from jupyter_gpupool.core.strokes import State
 
 
+#: Who is over their share and has something that can be taken now, by who is above them.
+Able = dict[Tenant, list[Tenant]]
+
+
 def run(state: State) -> None:
     """Let those above their share give back for those below."""
     state.tree.refresh()
@@ -41,25 +45,26 @@ def run(state: State) -> None:
 
 def _one(state: State) -> bool:
     """Find the first in the queue for whom others can give back, and let them."""
-    able, wake = victims.able(state)
+    able = victims.able(state)
     if able and _first(state, able):
         return True
+    wake = victims.next_able(state)
     if _sooner(state, wake) and any(any(_within(state, leaf)) for leaf in state.tree.hungry):
         state.wake_at = wake
         state.at(wake, "wake", "")
     return False
 
 
-def _first(state: State, able: dict[Tenant, list[Tenant]]) -> bool:
+def _first(state: State, able: Able) -> bool:
     """Let those who are able give back for the first in the queue for whom that is enough."""
     ahead, ranked = Ahead(state), dict[Tenant, list[Lease]]()
-    hungry = [leaf for leaf in state.tree.hungry if leaf.line and leaf.line.least <= _room(leaf)]
-    for leaf in sorted(hungry, key=lambda leaf: turns.place(state, leaf)):
+    surplus = state.capacity[ANY] if state.elastic else 0
+    for leaf, most in _claimants(state, able, state.tree.root, surplus):
         hopeless: dict[Kind, int] = {}
         for _, _, shape, lease in _within(state, leaf):
             base = shape.base
-            if base.plain and base.count >= hopeless.get(base.kind, base.count + 1):
-                continue  # a smaller one of the same user was not to be had
+            if shape.total > most or (base.plain and base.count >= hopeless.get(base.kind, base.count + 1)):
+                continue  # nobody could give back so much; or a smaller one was not to be had
             plan = Plan(state, lease, leaf, shape, able, ranked)
             parts = think(plan, ahead.of(leaf))
             if parts:
@@ -70,11 +75,27 @@ def _first(state: State, able: dict[Tenant, list[Tenant]]) -> bool:
     return False
 
 
+def _claimants(state: State, able: Able, above: Tenant, most: int) -> Iterator[tuple[Tenant, int]]:
+    """The users for whom somebody could give back, in the order of the queue, and how much at most.
+
+    Somebody can where a sibling is over its share, as far as there is room in one's own; anybody can while
+    there is surplus.
+    """
+    over = [each for each in able.get(above, ()) if each in state.tree.overs]
+    hungry = [each for each in above.children.values() if each.hungry]
+    for tenant in sorted(hungry, key=turns.ranks_of(state).standing):
+        reach = max(most, _room(tenant) if any(each is not tenant for each in over) else 0)
+        if tenant.user and reach > 0:
+            yield tenant, reach
+        elif reach > 0 or tenant in able:
+            yield from _claimants(state, able, tenant, reach)
+
+
 def preview(state: State, lease: Lease) -> tuple[str, ...]:
     """The names of the leases that would give back for a waiting request, now; () if none would do."""
     leaf = state.leaf(lease.request)
     state.tree.refresh()
-    able, _ = victims.able(state)
+    able = victims.able(state)
     for _, ident, shape, _ in _within(state, leaf) if able else ():
         plan = Plan(state, lease, leaf, shape, able, {})
         if ident == lease.id and think(plan, Ahead(state).of(leaf)):

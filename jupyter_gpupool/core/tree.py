@@ -6,7 +6,8 @@ Rule 2: `held` counts against hard limits, from the grant until the processes ar
 Rule 3: a demand is what one waits for for sure, and what one has; a limit caps it, so that nothing is
         reserved for those who may not have it.
 Rule 4: shares are worked out again only where a changed demand can change them (`Tenant.fill`).
-Rule 5: `over` holds those who are served above their share, `eager` the users who wait below theirs.
+Rule 5: `overs` holds those who are served above their share, `hungry` the users of whose requests one at
+        least would stay within theirs.
 
 Not its business: the arithmetic (`shares`), and which request is meant (`line`).
 """
@@ -36,7 +37,9 @@ class Tenant:
         "capped",
         "children",
         "demand",
+        "excess",
         "held",
+        "hungry",
         "limit",
         "limited",
         "line",
@@ -80,6 +83,10 @@ class Tenant:
         self.demand: dict[str, int] = {}
         self.capped: dict[str, int] = {}
         self.share: dict[str, int] = {ANY: 0}
+        #: Its part of the potential: its squared over-share of all GPUs, and those of single models together.
+        self.excess = (0, 0)
+        #: Users below it, or itself, of whose requests one at least would stay within their share.
+        self.hungry = 0
         #: Decayed usage, less what the present rate would have used since the epoch (see `Tree.meter`).
         self.usage = 0
         self.rate = 0
@@ -102,13 +109,6 @@ class Tenant:
         """Decayed usage by weight; `weight` is the decay's at the time that it is to be charged up to."""
         return (self.usage + self.rate * weight) // max(1, self.weight)
 
-    def over(self) -> bool:
-        """It is served above its share, of all GPUs or of a model that somebody asks for by name."""
-        served, share = self.served, self.share
-        if served[ANY] > share[ANY]:
-            return True
-        return len(share) > 1 and any(served.get(key, 0) > amount for key, amount in share.items())
-
 
 class Tree:
     """All projects and users."""
@@ -121,9 +121,10 @@ class Tree:
         self._sure = effective(projects)
         self.tenants: dict[str, Tenant] = {}
         self.users: dict[tuple[str, str], Tenant] = {}
-        #: Tenants served above their share, and users that wait and are served below theirs.
+        #: Tenants served above their share, and users that want something within theirs.
         self.overs: dict[Tenant, None] = {}
         self.hungry: dict[Tenant, None] = {}
+        self._potential = (0, 0)
         #: What each lease has been counted to want.
         self.asked: dict[str, tuple[tuple[str, int], ...]] = {}
         #: Tenants whose children's shares are to be given out anew.
@@ -189,18 +190,32 @@ class Tree:
         self.review(leaf)
 
     def _weigh(self, tenant: Tenant) -> None:
-        """Note whether a tenant is served above its share."""
-        if tenant.parent is not None and tenant.over():
+        """Note whether, and how far, a tenant is served above its share."""
+        served, share = tenant.served, tenant.share
+        over, models = max(0, served[ANY] - share[ANY]), 0
+        if len(share) > 1:
+            models = sum(max(0, served.get(key, 0) - most) ** 2 for key, most in share.items() if key != ANY)
+        if tenant.parent is not None and (over or models):
             self.overs[tenant] = None
         else:
             self.overs.pop(tenant, None)
+        if (over * over, models) != tenant.excess:
+            (total, single), (before, singly) = self._potential, tenant.excess
+            self._potential = (total + over * over - before, single + models - singly)
+            tenant.excess = (over * over, models)
 
     def review(self, leaf: Tenant) -> None:
-        """Note whether a user waits and is served below its share."""
-        if leaf.line is not None and leaf.line.shapes and leaf.served[ANY] < leaf.share[ANY]:
+        """Note whether one of a user's requests at least would stay within its share."""
+        room = leaf.share[ANY] - leaf.served[ANY]
+        hungry = leaf.line is not None and bool(leaf.line.shapes) and leaf.line.least <= room
+        if hungry == bool(leaf.hungry):
+            return
+        for tenant in leaf.path():
+            tenant.hungry += 1 if hungry else -1
+        if hungry:
             self.hungry[leaf] = None
         else:
-            self.hungry.pop(leaf, None)
+            del self.hungry[leaf]
 
     def meter(self, leaf: Tenant, rate: int, now: int) -> None:
         """Let usage run at a higher rate from now on, or a lower one (below zero)."""
@@ -272,6 +287,7 @@ class Tree:
                 tenant.share = {key: tenant.share.get(key, 0) for key in keys}
                 self._weigh(tenant)
         self.root.share = {key: amounts.get(key, 0) for key in keys}
+        self._weigh(self.root)
         self.stale[self.root] = None
 
     def refresh(self) -> None:
@@ -305,16 +321,8 @@ class Tree:
             self.review(tenant)
 
     def potential(self) -> tuple[int, int]:
-        """Sum up the squared over-shares of everybody: of all GPUs, then of single models."""
-        total, models = 0, 0
-        for tenant in self.everybody():
-            for key, share in tenant.share.items():
-                over = max(0, tenant.served.get(key, 0) - share)
-                if key == ANY:
-                    total += over * over
-                else:
-                    models += over * over
-        return total, models
+        """The squared over-shares of everybody together: of all GPUs, then of single models."""
+        return self._potential
 
 
 def apart(one: Tenant, other: Tenant) -> tuple[Tenant, Tenant]:

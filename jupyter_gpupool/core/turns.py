@@ -35,7 +35,7 @@ Standing = tuple[bool, int, tuple[int, str], str]
 
 def order(state: State) -> Iterator[Tenant]:
     """The users who wait, less served first, level by level."""
-    yield from _below(state.tree.root, _ranks(state))
+    yield from _below(state.tree.root, ranks_of(state))
 
 
 def _below(tenant: Tenant, ranks: Ranks) -> Iterator[Tenant]:
@@ -79,17 +79,12 @@ class Ranks:
         return found
 
 
-def _ranks(state: State) -> Ranks:
+def ranks_of(state: State) -> Ranks:
+    """How tenants stand now."""
     at = (state.now, state.tree.mark, state.tree.metered, state.waiting.mark)
     if state.ranks is None or state.ranks.at != at:
         state.ranks = Ranks(at, state.tree.decay.at(state.now + state.defaults.charged_ahead))
     return state.ranks
-
-
-def place(state: State, leaf: Tenant) -> list[Standing]:
-    """How a waiting user stands in the whole queue."""
-    ranks = _ranks(state)
-    return [ranks.standing(tenant) for tenant in [*leaf.path()][-2::-1]]
 
 
 def first(tenant: Tenant) -> tuple[int, str]:

@@ -185,10 +185,24 @@ def _shares(state: State) -> None:
         for key, total in tenant.share.items():
             shares = _deserved(total, tuple(want(each, key) for each in children))
             assert shares == [each.share[key] for each in children], f"{tenant.title()}: {key}"
-        assert (tenant.parent is not None and tenant.over()) == (tenant in tree.overs), tenant.title()
+        over = any(tenant.served.get(key, 0) > amount for key, amount in tenant.share.items())
+        assert (tenant.parent is not None and over) == (tenant in tree.overs), tenant.title()
+        below = sum(child.hungry for child in children)
+        assert tenant.hungry == (int(tenant in tree.hungry) if tenant.user else below), tenant.title()
     for leaf in tree.users.values():
-        below = bool(leaf.line and leaf.line.shapes) and leaf.served[ANY] < leaf.share[ANY]
-        assert below == (leaf in tree.hungry), leaf.title()
+        room = leaf.share[ANY] - leaf.served[ANY]
+        within = any(shape.total <= room for shape in leaf.line.shapes) if leaf.line else False
+        assert within == (leaf in tree.hungry), leaf.title()
+    assert tree.potential() == _potential(tree.everybody())
+
+
+def _potential(tenants: list[Tenant]) -> tuple[int, int]:
+    """Sum up the squared over-shares: of all GPUs, then of single models."""
+    found = {True: 0, False: 0}
+    for tenant in tenants:
+        for key, share in tenant.share.items():
+            found[key == ANY] += max(0, tenant.served.get(key, 0) - share) ** 2
+    return found[True], found[False]
 
 
 #: Most of them are as they were when they were last looked at.

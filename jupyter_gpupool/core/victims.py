@@ -125,30 +125,38 @@ def _whole(plan: Plan, lease: Lease, leaf: Tenant) -> Pick:
     return Pick(lease, leaf, slices, whole=True, served=served)
 
 
-def able(state: State) -> tuple[dict[Tenant, list[Tenant]], int]:
-    """Who is over their share and has something that can be taken now, by who is above them; the next time.
+def able(state: State) -> dict[Tenant, list[Tenant]]:
+    """Who is over their share and has something that can be taken now, by who is above them.
 
     Those above are there too as soon as one below them is; where only surplus can be taken, just the root.
-    The time is when the first lease that is still protected can be taken; 0: there is none.
     """
     found: dict[Tenant, list[Tenant]] = {}
     seen: dict[Tenant, None] = {}
+    for leaf in state.tree.overs:
+        times = state.free_from(leaf) if leaf.user else ()
+        if times and times[0] <= state.now:
+            here = leaf
+            while here.parent is not None and here not in seen:
+                seen[here] = None
+                found.setdefault(here.parent, []).append(here)
+                here = here.parent
+    leases = (state.leases[ident] for ident in state.elastic)
+    if any(each.extra and takeable(state, each) for each in leases):
+        found.setdefault(state.tree.root, [])
+    return found
+
+
+def next_able(state: State) -> int:
+    """When the first lease that is still protected can be taken; 0: there is none."""
     wake = 0
     for leaf in state.tree.overs:
-        times = state.free_from(leaf) if leaf.user else []
-        wake = _sooner(wake, times, state.now)
-        if times and times[0] <= state.now:
-            for tenant in leaf.path():
-                if tenant.parent is not None and tenant not in seen:
-                    seen[tenant] = None
-                    found.setdefault(tenant.parent, []).append(tenant)
+        if leaf.user:
+            wake = _sooner(wake, state.free_from(leaf), state.now)
     for ident in state.elastic:
         lease = state.leases[ident]
-        if lease.extra and takeable(state, lease):
-            found.setdefault(state.tree.root, [])
-        elif lease.extra:
+        if lease.extra and not takeable(state, lease):
             wake = _sooner(wake, [state.free_at(lease)], state.now)
-    return found, wake
+    return wake
 
 
 def _sooner(wake: int, times: list[int], now: int) -> int:
