@@ -18,6 +18,7 @@ Not its business: trees, models, shares of GPUs.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -75,21 +76,19 @@ class _Job:
 
 @dataclass(slots=True)
 class _Group:
-    """Requests of a project that are alike and wait, with their arrivals; those once suspended apart."""
+    """Requests of a project that are alike and wait, with their arrivals; those that wait again apart."""
 
     fresh: dict[str, int] = field(default_factory=dict)
     again: dict[str, int] = field(default_factory=dict)
 
-    def first(self) -> int:
-        """When the first of them arrived."""
-        firsts = [*self.again.values(), *([next(iter(self.fresh.values()))] if self.fresh else [])]
-        return min(firsts)
+    def first(self) -> tuple[int, str]:
+        """Arrival and id of the first of them."""
+        firsts = itertools.chain(self.again.items(), itertools.islice(self.fresh.items(), 1))
+        return min((arrived, lease) for lease, arrived in firsts)
 
-    def add(self, lease: str, job: _Job) -> None:
+    def add(self, lease: str, job: _Job, *, again: bool) -> None:
         """Let it wait."""
-        (self.fresh if job.granted_at < 0 and job.waits_since == job.arrived else self.again)[lease] = (
-            job.arrived
-        )
+        (self.again if again else self.fresh)[lease] = job.arrived
 
     def remove(self, lease: str) -> bool:
         """Let it wait no longer; whether it did."""
@@ -210,16 +209,16 @@ class Checker:
     def _kept(
         self,
         key: tuple[str, int, int],
-        first: int,
-        heads: list[tuple[tuple[str, int, int], int]],
+        first: tuple[int, str],
+        heads: list[tuple[tuple[str, int, int], tuple[int, str]]],
         share: Mapping[str, int],
         room: Mapping[str, int],
     ) -> tuple[int, int]:
         """How many of the free GPUs, and how much of its project's share, others leave to a request."""
         (project, _, limit), free = key, self._unclaimed()
         kept, closed = free, self.gpus
-        for (whose, gpus, _), arrived in heads:
-            own = whose == project and arrived < first
+        for (whose, gpus, _), other in heads:
+            own = whose == project and other < first
             if own and room[whose] < gpus <= share[whose]:
                 closed = min(closed, self._spare(room[whose], gpus, limit, self._running[project]))
             elif gpus > free and (own or (whose != project and gpus > share[whose] > self._served[whose])):
@@ -267,7 +266,7 @@ class Checker:
             project, request.count, request.time_limit, event.now, waits_since=event.now
         )
         self._demand[job.project] += job.gpus
-        self._waiting[job.key].add(request.id, job)
+        self._waiting[job.key].add(request.id, job, again=False)
 
     def started(self, lease: str, slices: int) -> None:
         """A request has got some or all of its GPUs."""
@@ -297,7 +296,7 @@ class Checker:
         elif order.notice is model.Notice.SUSPENDED:
             job = self._jobs[order.lease]
             job.waits_since = self._now
-            self._waiting[job.key].add(order.lease, job)
+            self._waiting[job.key].add(order.lease, job, again=True)
 
     def released(self, event: model.LeaseReleased) -> None:
         """A request's work is done, whatever state it is in."""
@@ -329,7 +328,7 @@ class Checker:
         if self._claims.pop(lease, None):
             job = self._jobs[lease]
             self._served[job.project] -= job.gpus
-            self._waiting[job.key].add(lease, job)
+            self._waiting[job.key].add(lease, job, again=True)
 
 
 _TAKE_IN: dict[type, Callable[..., None]] = {

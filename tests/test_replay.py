@@ -217,9 +217,10 @@ def test_who_waits_shorter_than_min_run_time_and_grace_is_none():
     assert violations(jobs, 4, "fifo") == {"r2"}
 
 
-def test_who_waits_for_an_earlier_one_of_their_own_is_none():
+@pytest.mark.parametrize("at", [1, 2], ids=["by its id", "by its time"])
+def test_who_waits_for_an_earlier_one_of_their_own_is_none(at):
     """`a` is to have four: its first asks for all, and the later one would hold it up for longer."""
-    jobs = [job("r1", 0, 50, 1), job("r2", 1, 50, 4), job("r3", 2, 200, 1)]
+    jobs = [job("r1", 0, 50, 1), job("r2", 1, 50, 4), job("r3", at, 200, 1)]
     done = played(jobs, 4)
     assert wait(done["r2"]) == 49
     assert violations(jobs, 4, "ours") == set()
