@@ -90,6 +90,8 @@ class Address:
     ca: str = field(default="", repr=False)
     #: Where the address was found, for error sentences.
     source: str = "the arguments of Pool()"
+    #: Says why there is no pool any more at all, where that can be known; else "".
+    over: Callable[[], str] = field(default=str, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +163,8 @@ class _Way:
 
     def _pause(self, call: Call, error: PoolError, tries: int, since: float) -> float:
         """Say after how many seconds to try again, or raise the error."""
+        if error.reason == Trouble.UNREACHABLE and (why := self.address.over()):
+            raise PoolError(Trouble.NOT_STARTED, why, START) from error
         again = error.reason == Trouble.UNREACHABLE and self._reached and call.repeatable
         if not again or time.monotonic() - since > PATIENCE_S:
             raise error
@@ -273,6 +277,8 @@ def trust(address: Address) -> ssl.SSLContext:
 
 # ------------------------------------------------------------------------------------------ what can go wrong
 
+#: What to do where no pool runs on this machine.
+START = "Start one with `jupyter gpupool start`."
 _OUR_OWN = "Start one with `jupyter gpupool start`, or correct the address in {source}."
 
 

@@ -7,6 +7,8 @@ Rule 2: a Dask client that was made through a lease is closed when the lease is 
 
 from __future__ import annotations
 
+import functools
+import logging
 import weakref
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
@@ -15,7 +17,7 @@ from jupyter_gpupool import _steps as steps
 from jupyter_gpupool import display, tables
 from jupyter_gpupool._attach import take, this_process
 from jupyter_gpupool._http import PoolError, Trouble
-from jupyter_gpupool.core.model import LeaseState
+from jupyter_gpupool.core.model import FAREWELL, LeaseState
 from jupyter_gpupool.progress import Progress
 
 if TYPE_CHECKING:
@@ -28,10 +30,32 @@ if TYPE_CHECKING:
     from jupyter_gpupool.client import AsyncPool, Pool
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 #: Why a lease may have no scheduler just now: it was lost and is started anew. Seconds to wait for that.
 ANEW, ANEW_S = ("not_ready", Trouble.UNREACHABLE), 60.0
 #: The open Dask clients of this process, by the lease's id.
 _clients: dict[str, weakref.WeakSet[Any]] = {}
+
+
+def _take_leave(client: weakref.ref[Any], name: str, event: tuple[float, dict[str, Any]]) -> None:
+    """Say that a lease has ended, and close its client: Dask's would try to reach it for half a minute."""
+    alive, why = client(), event[1].get("ended")
+    logger.warning("Lease %s has ended%s. Its client is closed.", name, f": {why}" if why else "")
+    if alive is not None and alive.status in ("running", "connecting"):
+        alive.status = "closing"  # as `close` says first, and it does not connect again
+        alive.futures.clear()  # they have been cancelled with the reason, and keep it
+        # `close` would end its event loop too, and with it the answers of futures that somebody still has.
+        alive.loop.add_callback(alive._close, fast=True)  # noqa: SLF001 - no public word for that
+
+
+def _tidy_up() -> None:
+    """End the event loops of clients whose leases have ended, when another lease is used."""
+    for ident, clients in list(_clients.items()):
+        for client in [each for each in clients if each.status == "closed" and not each.asynchronous]:
+            client._loop_runner.stop()  # noqa: SLF001 - `close` does nothing any more
+            clients.discard(client)
+        if not clients:
+            del _clients[ident]
 
 
 class _Said(Generic[T]):
@@ -119,9 +143,11 @@ class _Lease:
     def _new_client(self, connection: dict[str, Any], **options: Any) -> Any:
         import distributed
 
+        _tidy_up()
         security = steps.security(connection)
         client = distributed.Client(connection["address"], security=security, **options)
         _clients.setdefault(self.id, weakref.WeakSet()).add(client)
+        client.subscribe_topic(FAREWELL, functools.partial(_take_leave, weakref.ref(client), self.name))
         return client
 
     async def _compare(self, client: Any) -> None:

@@ -150,7 +150,7 @@ class Cells:
         magic = self._magic
         asked = {"project": magic.project, "time_limit": magic.time_limit, "interactive": magic.interactive}
         said = {name: each for name, each in asked.items() if each not in ("", None)}
-        return magic.pool().request(gpus=args.gpus, **said)
+        return magic.pool(again=True).request(gpus=args.gpus, **said)
 
     def _lease(self, name: str | None) -> Lease:
         """Find the lease; the one that the last cell ran on is asked for only when it does not answer."""

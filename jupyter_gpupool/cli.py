@@ -76,9 +76,11 @@ class GPUPoolCommand(JupyterApp):
     def _value(self, args: Namespace) -> Any:
         if not self.command.pool:
             return self.command.run(None, args)
+        from jupyter_gpupool import embedded
         from jupyter_gpupool.client import Pool
 
-        with Pool(args.url or self.url or None) as pool:
+        start = self.command.again or not embedded.stopped()
+        with Pool(args.url or self.url or None, start=start) as pool:
             return self.command.run(pool, args)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool import display, tables
-from jupyter_gpupool._http import Connection, PoolError, Trouble, get
+from jupyter_gpupool._http import Call, Connection, PoolError, Trouble, get
 from jupyter_gpupool.commands import Argument, Command, Misuse, number
 from jupyter_gpupool.core.model import Reason
 
@@ -50,9 +50,22 @@ def _start(_: None, args: Namespace) -> Any:
     embedded.may_start({**listen, "name": args.name}, nodes)
     address = embedded.start(listen=listen, nodes=nodes, idle_exit=0)
     with contextlib.closing(Connection(address)) as connection:
+        if args.node_silence:
+            _set_default(connection, "node_silence", args.node_silence)
         status = connection.send(get("/v1/pool", "gpus"))
         lines = {kind: embedded.line(connection, kind) for kind in ("agent", "login")}
     return Started({**status, **lines, "url": address.url})
+
+
+def _set_default(connection: Connection, name: str, value: str) -> None:
+    """Put another number in place of one of the pool's defaults; the others stay as they are.
+
+    Raises:
+        PoolError: It is no such number; the pool runs on with the one it had.
+    """
+    defaults = connection.send(get("/v1/projects", "defaults"))["defaults"]
+    body = {"defaults": {**defaults, name: value}}
+    connection.send(Call(method="PUT", path="/v1/projects", body=body))
 
 
 def _simulated(text: str | None) -> dict[str, Any] | None:
@@ -354,6 +367,7 @@ OWN: tuple[Command, ...] = (
             option("--hub-api-url", "the people of this JupyterHub are the pool's too", "URL"),
             option("--trust-users", "serve many people even where leases cannot run as their OS users"),
             option("--user-map", "YAML of NAME: OS-USER: as whom the leases of people run", "FILE"),
+            option("--node-silence", "give a node up after so long without a word (at first: 60s)", "TIME"),
             option("--no-gpus", "this machine has none to give; it only runs the pool for others"),
         ),
         run=_start,

@@ -53,6 +53,8 @@ class Command:
     run: Callable[[Any, argparse.Namespace], Any]
     #: Whether `run` is given a pool; else None.
     pool: bool = True
+    #: Whether it starts the pool of this machine again that somebody has stopped: a look does not.
+    again: bool = False
 
 
 class _Parser(argparse.ArgumentParser):
@@ -350,6 +352,7 @@ COMMANDS: tuple[Command, ...] = (
         help="Ask for GPUs and wait for them; Ctrl-C meanwhile withdraws.",
         arguments=(*REQUEST, _WAIT, _TIMEOUT, _DRY_RUN),
         run=_request,
+        again=True,
     ),
     Command(
         name="status", help="Say what the pool is and how it stands.", run=lambda pool, _: pool.overview()

@@ -5,7 +5,8 @@ Rule 2: a pool is what runs, not what files say: a process counts by its PID and
         is missing is started again on the same folders.
 Rule 3: its processes are sessions of their own and hold nothing of their starter; what they write goes to
         files that only their owner can read, and that do not grow for ever.
-Rule 4: with no NVIDIA driver the GPUs are simulated, and that is said.
+Rule 4: who has stopped it does not find it started again by a look: only by a request, or by `start`.
+Rule 5: with no NVIDIA driver the GPUs are simulated, and that is said.
 
 Not its business: what a pool does (`controller`, `node`); it only starts those programs.
 """
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from jupyter_gpupool._find import write_private
-from jupyter_gpupool._http import Address, Call, Connection, PoolError, Trouble, get
+from jupyter_gpupool._http import START, Address, Call, Connection, PoolError, Trouble, get
 from jupyter_gpupool.progress import Waiting
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ IDLE_EXIT_S = 3600
 SOURCE = "the embedded pool of this machine"
 #: Files that only mean something while the pool runs.
 STALE = ("client.json", "processes.json")
+#: When it was stopped on purpose, until it is started again.
+STOPPED = "stopped.json"
 #: The GPUs of nodes, as numbers or by their models.
 Nodes = Mapping[str, int | Sequence[str]]
 #: Processes that this one has started, so that they can be reaped when they end.
@@ -124,10 +127,18 @@ def find() -> Address:
     """
     said = read(directory() / "client.json")
     if not said or "controller" not in processes():
-        raise PoolError(
-            Trouble.NOT_STARTED, "No pool runs on this machine.", "Start one with `jupyter gpupool start`."
-        )
-    return Address(url=said["url"], token=said["token"], ca=said["ca"], source=SOURCE)
+        raise PoolError(Trouble.NOT_STARTED, stopped() or "No pool runs on this machine.", START)
+    return Address(url=said["url"], token=said["token"], ca=said["ca"], source=SOURCE, over=stopped)
+
+
+def stopped() -> str:
+    """Say that somebody has stopped the pool here, and when; "" where nobody has, or it runs again."""
+    said = read(directory() / STOPPED)
+    if "at" not in said:
+        return ""
+    when = time.strftime("%d %B at %H:%M", time.localtime(said["at"]))
+    leases = "; its leases go on" if said.get("keep_leases") else ", with all its leases"
+    return f"The pool on this machine was stopped on {when}{leases}."
 
 
 def start(
@@ -154,6 +165,7 @@ def start(
 
             _wait(lambda: "controller" not in processes() or _answers(find()), DYING_S)
             found = Start(folder, idle_exit).pool(listen or {}, nodes)
+    (directory() / STOPPED).unlink(missing_ok=True)
     if not idle_exit:
         _stay(directory()).touch(0o600)
     return found
@@ -253,6 +265,7 @@ def stop(*, keep_leases: bool = False) -> bool:
     with _alone() as folder, Waiting("Ending the pool on this machine"):
         if not keep_leases:
             _end_leases(folder)
+        write(folder / STOPPED, {"at": time.time(), "keep_leases": keep_leases})
         _end_processes(folder)
         if not keep_leases:
             _end_leftovers(folder)

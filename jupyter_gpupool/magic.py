@@ -140,7 +140,7 @@ class GPUPool(Magics, Configurable):
         from jupyter_gpupool.client import Lease
 
         try:
-            value = command.run(self.pool(), args)
+            value = command.run(self.pool(again=command.again), args)
         except KeyboardInterrupt:
             if command.name == "request":
                 print("The request is withdrawn.", file=sys.stderr)  # noqa: T201 - beside the cell's interrupt
@@ -156,14 +156,20 @@ class GPUPool(Magics, Configurable):
             return None
         return _Text(value) if isinstance(value, str) else value
 
-    def pool(self) -> Pool:
-        """Return the pool, looked for when it is first needed and again when the address is changed."""
+    def pool(self, *, again: bool = False) -> Pool:
+        """Return the pool, looked for when it is first needed and again when the address is changed.
+
+        Args:
+            again: Start the pool of this machine again if somebody has stopped it.
+        """
+        from jupyter_gpupool import embedded
         from jupyter_gpupool.client import Pool
 
-        if self._pool is None or (self.url and self._pool.url != self.url.rstrip("/")):
+        pool = self._pool
+        if pool is None or (self.url and pool.url != self.url.rstrip("/")) or pool.address.over():
             self.close()
-            self._pool = Pool(self.url or None)
-        return self._pool
+            pool = self._pool = Pool(self.url or None, start=again or not embedded.stopped())
+        return pool
 
     def found_pool(self) -> Pool:
         """Return the pool if there is one already; none is started."""

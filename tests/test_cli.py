@@ -240,11 +240,19 @@ def test_start_prints_the_lines_by_which_others_come_and_stop_ends_everything(ru
     assert "simulated" in out
     assert out.count("jupyter gpupool agent gpupool:") == 1
     assert out.count("jupyter gpupool login gpupool:") == 1
-    assert run("start")[0] == 0, "again: it is found, and new lines are printed"
+    assert run("start", "--node-silence", "90s")[0] == 0, "again: it is found, and new lines are printed"
+    assert "node_silence: 90" in run("get-projects")[1]
+    status, _, err = run("start", "--node-silence", "soon")
+    assert (status, "length of time" in err) == (1, True), err
     line = next(each for each in out.splitlines() if " agent gpupool:" in each).split()[-1]
     join_another_machine(own_folder, line)
     assert run("stop")[1] == "The pool has ended, with all its leases.\n"
     assert run("stop")[1] == "No pool runs on this machine.\n"
+    status, _, err = run("status")
+    assert status == 1, "a look does not start it again"
+    assert "was stopped on" in err
+    assert "`jupyter gpupool start`" in err
+    assert not embedded.processes()
     assert run("status", "--url", "https://127.0.0.1:9")[0] == 1
 
 

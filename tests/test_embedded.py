@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from distributed.client import FutureCancelledError
 
 from jupyter_gpupool import Pool, PoolError, embedded, embedded_start, service
 from jupyter_gpupool._http import Trouble
@@ -89,8 +90,13 @@ def test_a_pool_of_which_nothing_runs_any_more_leaves_nothing_that_is_mistaken_f
 def test_stopping_it_ends_leases_and_all_processes(own_folder):
     start()
     with Pool(start=False) as pool:
-        pool.request(gpus=1, timeout=60)
-    assert embedded.stop()
+        lease = pool.request(gpus=1, timeout=60)
+        future = lease.client().submit(time.sleep, 600)
+        assert embedded.stop()
+        with pytest.raises(FutureCancelledError, match="The lease has ended: the pool is stopped"):
+            future.result(timeout=30)
+        with pytest.raises(PoolError, match=r"on this machine was stopped on \d+ \w+ at .* all its leases"):
+            lease.client()
     assert leaked(str(own_folder), 1) == []
     assert not embedded.stop(), "there is none any more"
     assert not (own_folder / "client.json").exists()

@@ -148,7 +148,7 @@ def test_on_a_full_disk_the_event_is_refused_in_one_sentence_and_nothing_has_cha
     with pytest.raises(StoreError, match=r"is full: free some space and try again\.$"):
         store.append(submitted("big", options="x" * 100_000), ONE)
     assert store.last_seq == 1
-    assert store.seen("ann", "key-1") is None
+    assert store.seen("ann", "key-1", 1) is None
     store._db.row("PRAGMA max_page_count = 1000000")
     assert store.append(Tick(now=2)) == 2
     assert [event.now for _, event in store.replay()] == [1, 2]
@@ -279,20 +279,22 @@ def test_a_step_of_the_schema_that_fails_leaves_the_file_as_it_was(path, monkeyp
 # ----------------------------------------------------------------------------------------------- beside it
 
 
-def test_an_idempotency_key_is_kept_with_its_event_for_a_day(path):
-    now = [1000.0]
-    store = Store(path, wall=lambda: now[0])
-    store.append(submitted("a"), ONE)
-    assert store.seen("ann", "key-1") == Seen("a", "f1")
-    assert store.seen("ben", "key-1") is None
-    now[0] += 86_399
-    assert store.seen("ann", "key-1") == Seen("a", "f1")
-    now[0] += 2
-    assert store.seen("ann", "key-1") is None
-    store.append(submitted("b"), ONE._replace(key="key-2"))
+def test_an_idempotency_key_is_kept_with_its_event_for_a_day_of_the_pools_clock(path):
+    """However the wall clock jumps: else a request that is sent again after a jump would be granted twice."""
+    wall, day = [1_000_000.0], 86_400_000
+    store = Store(path, wall=lambda: wall[0])
+    store.append(submitted("a", now=1000), ONE)
+    assert store.seen("ann", "key-1", 1000) == Seen("a", "f1")
+    assert store.seen("ben", "key-1", 1000) is None
+    for jump in (10 * 86_400, -20 * 86_400):
+        wall[0] += jump
+        store.append(submitted(f"after {jump}", now=2000), ONE._replace(key=f"{jump}"))
+        assert store.seen("ann", "key-1", 1000 + day) == Seen("a", "f1")
+    assert store.seen("ann", "key-1", 1001 + day) is None
+    store.append(submitted("b", now=3000 + day), ONE._replace(key="key-2"))
     assert store._db.rows("SELECT key FROM keys") == [("key-2",)]
     store.forget_key("ann", "key-2")
-    assert store.seen("ann", "key-2") is None
+    assert store.seen("ann", "key-2", 3000 + day) is None
     store.close()
 
 

@@ -205,7 +205,8 @@ class Orders:
 
     def end_lease(self, instruction: EndLease) -> None:
         """End a lease's scheduler."""
-        self._tell(self._controller.home(instruction.lease), "end_lease", lease=instruction.lease)
+        home = self._controller.home(instruction.lease)
+        self._tell(home, "end_lease", lease=instruction.lease, why=instruction.why)
 
     def restart_worker(self, instruction: RestartWorker) -> None:
         """Restart a slice's worker before it takes another task."""

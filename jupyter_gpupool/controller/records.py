@@ -2,6 +2,8 @@
 
 Rule 1: all of it is on the disk when the call returns, save notices: replaying the journal says them again.
 Rule 2: times here are seconds since the epoch, for expiry and for people; the pool decides nothing by them.
+Rule 3: idempotency keys age by the pool's clock: a wall clock that jumps neither ends one early, so that a
+        request which is sent again would be granted twice, nor keeps it for ever.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from jupyter_gpupool.controller.store import Database
     from jupyter_gpupool.core.model import Notify
 
-#: How long an idempotency key is kept, in seconds.
+#: How long an idempotency key is kept, in seconds of the pool's clock.
 KEY_AGE = 24 * 3600
 #: How many notices are kept.
 NOTICES = 10_000
@@ -86,18 +88,18 @@ class Records:
 
     # ------------------------------------------------------------------------------------ idempotency keys
 
-    def _keep_key(self, sql: Any, once: Once, lease: str) -> None:
-        """Keep a key within the transaction of its event, and forget those that are too old."""
-        now = self._wall()
-        sql.execute("DELETE FROM keys WHERE made < ?", (now - KEY_AGE,))
+    def _keep_key(self, sql: Any, once: Once, lease: str, now: int) -> None:
+        """Keep a key within the transaction of its event (at `now`, in ms), and forget what is too old."""
+        made = now / 1000
+        sql.execute("DELETE FROM keys WHERE made < ?", (made - KEY_AGE,))
         sql.execute(
             "INSERT OR REPLACE INTO keys VALUES (?, ?, ?, ?, ?)",
-            (once.user, once.key, lease, once.fingerprint, now),
+            (once.user, once.key, lease, once.fingerprint, made),
         )
 
-    def seen(self, user: str, key: str) -> Seen | None:
-        """Return what this person's idempotency key led to within the last day, or None."""
-        oldest = self._wall() - KEY_AGE
+    def seen(self, user: str, key: str, now: int) -> Seen | None:
+        """Return what this person's idempotency key led to within the day before `now` (ms), or None."""
+        oldest = now / 1000 - KEY_AGE
         row = self._db.row(
             "SELECT lease, fingerprint FROM keys WHERE user = ? AND key = ? AND made >= ?", user, key, oldest
         )

@@ -84,7 +84,7 @@ def _once(call: Call) -> Once | None:
 
 def _known(face: ControllerFace, once: Once) -> Lease | None:
     """Return the lease that an idempotency key has led to before."""
-    seen = face.store.seen(once.user, once.key)
+    seen = face.store.seen(once.user, once.key, face.clock.now())
     if seen is None:
         return None
     if seen.fingerprint != once.fingerprint:

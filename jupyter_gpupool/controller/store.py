@@ -228,7 +228,7 @@ class Store(Records):
         with self._db.transaction() as sql:
             sql.executemany("INSERT INTO journal VALUES (?, ?, ?, ?)", rows)
             if once is not None and isinstance(events[0], RequestSubmitted):
-                self._keep_key(sql, once, events[0].request.id)
+                self._keep_key(sql, once, events[0].request.id, events[0].now)
             if heard is not None:
                 self._keep_heard(sql, heard)
         self._seq, self._chain = seq, chain

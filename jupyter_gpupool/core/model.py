@@ -51,6 +51,10 @@ class Verdict(StrEnum):
     GONE = "gone"
 
 
+#: The topic of Dask's events under which a lease's scheduler tells its clients that the lease has ended.
+FAREWELL = "gpupool-lease"
+
+
 class LeaseState(StrEnum):
     """Where a request or the lease that it became stands."""
 

@@ -19,6 +19,7 @@ from jupyter_gpupool.core.model import DrainMode
 from jupyter_gpupool.lease import shell_relay
 from jupyter_gpupool.lease.deaths import Deaths
 from jupyter_gpupool.lease.drain import STIMULUS, Drained, Retirement, Suspension, drop
+from jupyter_gpupool.lease.farewell import say_farewell
 from jupyter_gpupool.lease.holdings import Holdings
 from jupyter_gpupool.lease.idle import IdleWatch
 
@@ -50,6 +51,7 @@ class LeasePlugin(SchedulerPlugin):
         self._link: Link | None = None
         self._scheduler: Any = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._ending: asyncio.Task[None] | None = None
         self._retiring: dict[str, Retirement] = {}
         self._dropping: dict[str, asyncio.Task[None]] = {}
         #: What it cost to drain each slice; a worker of one of these is never let in again.
@@ -84,11 +86,16 @@ class LeasePlugin(SchedulerPlugin):
                 order["slice"], order["mode"], int(order.get("deadline_in") or 0), order.get("why", "")
             )
         elif order["order"] == "end":
-            self.end()
+            self.end(order.get("why", ""))
 
-    def end(self) -> None:
-        """End the lease's scheduler."""
-        self._do(self._scheduler.close(reason="lease-ended"))
+    def end(self, why: str = "") -> None:
+        """End the lease's scheduler, once its clients have been told why; it may be called again."""
+        if self._ending is None:
+            self._ending = self._do(self._end(why))
+
+    async def _end(self, why: str) -> None:
+        await say_farewell(self._scheduler, why)
+        await self._scheduler.close(reason="lease-ended")
 
     # ------------------------------------------------------------------------------------------- Dask's hooks
 

@@ -13,6 +13,7 @@ import hmac
 import ipaddress
 import logging
 import os
+import signal
 import socket
 import ssl
 import tempfile
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 #: The header that carries a lease's secret to its dashboard.
 SECRET_HEADER = "X-GPUPool-Lease-Secret"  # noqa: S105 (the header's name)
+#: Seconds between SIGTERM and the end: the agent's order with the reason comes at the same time.
+_WORD_S = 0.05
 #: How often to try anew when somebody else was quicker to take a port.
 _TRIES = 5
 
@@ -154,6 +157,8 @@ async def _serve(spec: dict[str, Any]) -> None:
         raise SystemExit(1) from error
     plugin.attach(link)
     link.start()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, lambda: loop.call_later(_WORD_S, plugin.end))
     try:
         await scheduler.finished()
     finally:

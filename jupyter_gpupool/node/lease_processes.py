@@ -153,13 +153,18 @@ class Processes:
                 logger.warning("process %d was stopped for %.0f s; it is killed", each[0], _TIMES * _LOOK)
                 guard.send(each, signal.SIGKILL)
 
-    async def end(self, entry: Entry) -> None:
-        """End an entry's process and all that it has started, and return when all have been seen gone."""
+    async def end(self, entry: Entry, why: str = "") -> None:
+        """End an entry's process and all that it has started, and return when all have been seen gone.
+
+        Args:
+            entry: Which.
+            why: What a lease's clients are told.
+        """
         marks = [self._table.mark(entry.key)]
         # Before they are told: one that has gone at once may stay in the driver's list for a while.
         processes = await asyncio.to_thread(guard.look)
         there = guard.find(marks, entry.roots, processes)
-        self.send(entry.key, {"order": "end" if entry.is_scheduler else "stop"})
+        self.send(entry.key, {"order": "end" if entry.is_scheduler else "stop", "why": why})
         device = entry.slice.get("device", "")
         if entry.attached:
             there |= attach.using(entry, await self._pids_on(device), processes)

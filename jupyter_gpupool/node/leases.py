@@ -363,7 +363,7 @@ class Leases:
             entry.state = STOPPING
             self._table.entries[key] = entry
             self._table.note()
-        await self._end(entry)
+        await self._end(entry, order.get("why", ""))
 
     # ----------------------------------------------------------------------------------- starting one process
 
@@ -468,9 +468,9 @@ class Leases:
 
     # ------------------------------------------------------------------------------------------------- ending
 
-    async def _end(self, entry: Entry) -> None:
+    async def _end(self, entry: Entry, why: str = "") -> None:
         """End all processes of a slice or of a scheduler, and say so when they have been seen gone."""
-        await self._processes.end(entry)
+        await self._processes.end(entry, why)
         said = self._processes.tail(entry)
         try:
             kept = [{"name": entry.name, "text": said}]

@@ -1,14 +1,14 @@
 """`python -m tests.chaos --minutes 30 --seed 1`: a pool under attack; the last line is the result as JSON.
 
-The seed decides which faults come in which order and what users wish; how they meet the processes is the
-machine's. Exit status 1 where anything was lost, doubled or leaked.
+Several attackers are at it at once, and users who go on meanwhile. The seed decides which faults each of them
+has in mind and what users wish; how they meet the processes and each other is the machine's. Exit status 1
+where anything was lost, doubled or leaked.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
 import sys
 import tempfile
 import time
@@ -16,28 +16,32 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.faults import KINDS
+from tests.chaos.attack import Attacker, Turns
+from tests.chaos.faults import THINGS
 from tests.chaos.world import User, World, free_again
 
-#: Seconds between two faults at most, between two comparisons at least, and until everything must be free.
-PAUSE, LOOK, CALM = 2.0, 8.0, 120.0
+#: Seconds between two comparisons, and until everything must be free at the end.
+LOOK, CALM = 8.0, 120.0
 
 
-def run(folder: Path, seed: int, seconds: float, *, users: int = 3, pause: float = 2.0) -> dict[str, Any]:
+def run(
+    folder: Path, seed: int, seconds: float, *, users: int = 4, attackers: int = 3, pause: float = 2.0
+) -> dict[str, Any]:
     """Attack a pool for so long, and return what was found."""
-    rng, happened = random.Random(seed), Counter[str]()
+    turns = Turns(THINGS)
     with World(folder).start() as world:
         people = [User(world, number, seed, pause) for number in range(users)]
+        hands = [Attacker(world, turns, f"{seed}/attacker {number}") for number in range(attackers)]
         for each in people:
             each.start()
-        _attack(world, rng, happened, seconds)
+        _attack(world, hands, seconds)
         world.over.set()
-        for each in people:
+        for each in (*hands, *people):
             each.join(200)
             if each.error:
                 raise each.error
         _calm(world)
-    record = world.record
+    record, happened = world.record, sum((each.happened for each in hands), Counter[str]())
     return {
         "faults": happened.total(),
         "faults_by_kind": dict(sorted(happened.items())),
@@ -51,17 +55,13 @@ def run(folder: Path, seed: int, seconds: float, *, users: int = 3, pause: float
     }
 
 
-def _attack(world: World, rng: random.Random, happened: Counter[str], seconds: float) -> None:
-    weights = [weight for weight, _ in KINDS.values()]
-    end, looked = time.monotonic() + seconds, time.monotonic()
-    while time.monotonic() < end and not world.over.is_set():
-        kind = rng.choices(list(KINDS), weights)[0]
-        print(f"{max(0, end - time.monotonic()):6.0f} s left: {kind}", file=sys.stderr, flush=True)
-        happened[kind] += KINDS[kind][1](world, rng)
-        if "controller" in kind or time.monotonic() - looked > LOOK:
-            world.compare()
-            looked = time.monotonic()
-        time.sleep(rng.uniform(0, PAUSE))
+def _attack(world: World, attackers: list[Attacker], seconds: float) -> None:
+    """Let them attack for so long, and compare meanwhile, also while things are broken."""
+    end = time.monotonic() + seconds
+    for each in attackers:
+        each.start()
+    while time.monotonic() < end and not world.over.wait(min(LOOK, max(0.1, end - time.monotonic()))):
+        world.compare()
 
 
 def _calm(world: World) -> None:

@@ -18,6 +18,8 @@ from typing import Any
 #: Seconds by which two tellings of one time may differ: people's times follow the wall clock.
 JITTER = 1.5
 WHOLE = 1000
+#: So many ended leases a pool lists at least; of older ones it says nothing any more.
+KEPT = 1000
 #: Why a lease may end that nobody has given back: by a limit, or because its processes were killed too often.
 GIVEN_UP = re.compile(r"failed: |its time limit was reached")
 GONE = ("draining", "ended")
@@ -85,9 +87,10 @@ class Record:
             settings: What the wishes are now, by the same names.
         """
         known = {each["id"]: each for each in leases}
+        full = sum(each["state"] == "ended" for each in leases) >= KEPT
         self._look_for_doubles(leases)
         for asked in self.asked.values():
-            if asked.id:
+            if asked.id and not (full and asked.releasing and asked.id not in known):
                 self._look_at(asked, known.get(asked.id))
         self._look_at_devices(leases)
         for name, value in settings.items():

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from distributed.client import FutureCancelledError
 
+from jupyter_gpupool import PoolError
 from tests.conftest import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -48,6 +49,19 @@ def test_a_killed_scheduler_loses_named_futures_and_the_lease_goes_on_with_a_new
     assert "submit them again" in " ".join(lease.notes)
     assert len(lease.slices) == 1
     before.close()
+
+
+def test_when_a_lease_ends_its_clients_are_told_why_and_wait_for_nothing(pool, caplog):
+    lease = pool.request(gpus=1)
+    client = lease.client()
+    future = client.submit(slow, 600, key="a-long-task")
+    pool.call("DELETE", f"/v1/leases/{lease.id}")  # somebody gives it back elsewhere
+    with pytest.raises(FutureCancelledError, match=r"(?s)a-long-task .*The lease has ended: released"):
+        future.result(timeout=60)
+    wait_until(lambda: client.status == "closed", 60)
+    assert f"Lease {lease.name} has ended: " in caplog.text
+    with pytest.raises(PoolError, match=f"{lease.name}|{lease.id}"):
+        lease.client()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])

@@ -225,10 +225,12 @@ class World(PoolProcesses):
     def compare(self) -> None:
         """Hold the record against the pool and its machine; nobody confirms anything meanwhile."""
         with self.record.lock:
-            leases = self.everything()
+            there = self.on_devices()
+            leases = self.everything()  # after what runs: a lease with processes is among them
             self.record.hold_against(leases, self.settings())
-            milli = {each["id"]: max([1, *(s["milli"] for s in each["slices"])]) for each in leases}
-            self.record.look_at_machine(self.on_devices(), milli)
+            wanted = {each.name: each.gpus for each in self.record.asked.values()}
+            milli = {each["id"]: round(1000 * min(1, wanted[each["name"]])) for each in leases}
+            self.record.look_at_machine(there, milli)
 
     def on_devices(self) -> dict[str, set[str]]:
         """The leases whose processes have a context on each device, as the machine shows it."""
