@@ -415,6 +415,17 @@ class TestMigration:
 
 
 class TestNodes:
+    def test_a_cordoned_device_that_its_node_did_not_list_for_a_while_is_still_cordoned(self, world):
+        """Its agent was started anew while the GPU had fallen off the bus."""
+        world.send(Cordoned, target="GPU-node-1-3", why="dust")
+        for cordoned in ("dust", ""):
+            world.send(NodeJoined, node=node("node-1", 3))
+            assert "GPU-node-1-3" not in world.pool.devices
+            world.pool = Pool.restore(json.loads(json.dumps(world.pool.snapshot())))
+            world.send(NodeJoined, node=node("node-1"))
+            assert world.pool.devices["GPU-node-1-3"].cordoned == cordoned
+            world.send(Uncordoned, target="GPU-node-1-3")
+
     def test_a_silent_node_keeps_its_leases_and_gets_nothing_new(self, world):
         world.ask("a", count=2)
         world.send(NodeSilent, node="node-1")

@@ -106,10 +106,10 @@ class Proxy:
     async def _repeat(self) -> None:
         with contextlib.suppress(OSError, TimeoutError):
             reader, writer = await asyncio.open_connection("127.0.0.1", self.target)
-            writer.write(self._first)
-            async with asyncio.timeout(1):
-                await reader.read(KEPT)
-            writer.close()
+            with contextlib.closing(writer):
+                writer.write(self._first)
+                async with asyncio.timeout(1):
+                    await reader.read(KEPT)
 
     def close(self) -> None:
         """End it and all that goes through it."""

@@ -365,6 +365,9 @@ class User(threading.Thread):
             record.wishes.setdefault(name, Wish(None if name == "quota" else False)).asked = value
         answer = self.world.ask(method, path, body)
         with record.lock:
+            if answer.status_code == 404:  # a GPU that has fallen off the bus is not there to be cordoned
+                record.wishes[name].asked = None
+                return
             assert answer.status_code < 400, answer.text
             record.wishes[name] = Wish(value)
             record.confirmed += 1
