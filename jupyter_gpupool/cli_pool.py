@@ -274,7 +274,8 @@ def _token(pool: Pool, args: Namespace) -> Any:
         return f"The token {args.who} is worthless now.{_keys_words(pool.call('DELETE', path))}"
     scopes = ["read", "use", "admin"] if args.admin else ["read", "use"]
     made = pool.call("POST", "/v1/tokens", {"kind": "login", "user": args.who, "scopes": scopes})
-    return f"{args.who} logs in with:\n    jupyter gpupool login {made['line']}"
+    warning = f"{made['warning']}\n" if made.get("warning") else ""
+    return f"{warning}{args.who} logs in with:\n    jupyter gpupool login {made['line']}"
 
 
 def _keys_words(said: dict[str, Any]) -> str:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
+import os
+import pwd
 
 import pytest
 
+from jupyter_gpupool.controller.accounts import Accounts
 from jupyter_gpupool.controller.routes import ROUTES
 from tests.conftest import not_shown
 from tests.controller_kit import dumped, running, says
+from tests.pool_helpers import node
 
 # ------------------------------------------------------------------------------------------ who may what
 
@@ -219,6 +224,24 @@ async def test_a_login_line_lets_its_person_in_once(tmp_path):
             "wrong_token",
             "works once",
         )
+
+
+@pytest.mark.asyncio
+async def test_where_agents_switch_users_it_is_said_whose_leases_could_not_run(tmp_path):
+    async with running(tmp_path, dataclasses.replace(node(), switches_users=True)) as kit:
+
+        async def warned(user):
+            made = await kit.call("adm", "POST", "/v1/tokens", {"kind": "login", "user": user})
+            return made.data.get("warning", "")
+
+        assert await warned(pwd.getpwuid(os.getuid()).pw_name) == ""
+        assert (await warned("no-such-user")).startswith("There is no OS user no-such-user")
+        kit.controller.accounts = Accounts({"no-such-user": "nobody"})
+        assert await warned("no-such-user") == ""
+    (tmp_path / "other").mkdir()
+    async with running(tmp_path / "other") as kit:
+        made = await kit.call("adm", "POST", "/v1/tokens", {"kind": "login", "user": "no-such-user"})
+        assert "warning" not in made.data, "there all leases run as the agents do"
 
 
 @pytest.mark.asyncio

@@ -10,8 +10,10 @@ import pytest
 
 from jupyter_gpupool import wire
 from jupyter_gpupool.controller import reports, versions
+from jupyter_gpupool.controller.accounts import Accounts
 from jupyter_gpupool.controller.agents import Agents
 from jupyter_gpupool.controller.auth import Authority
+from jupyter_gpupool.controller.keys import Keys
 from jupyter_gpupool.controller.machine import Controller
 from jupyter_gpupool.controller.plugin import Orders
 from jupyter_gpupool.controller.records import StoreError
@@ -22,6 +24,7 @@ from jupyter_gpupool.core.model import (
     HOUR,
     Device,
     Instruction,
+    LeaseRekeyed,
     LeaseReleased,
     LeaseState,
     Node,
@@ -162,6 +165,41 @@ async def test_a_grant_starts_the_scheduler_and_a_host_that_is_told_its_address_
         "dashboard": "https://d:1",
         **{part: keys[part] for part in ("ca", "cert", "key", "secret")},
     }
+
+
+@pytest.mark.asyncio
+async def test_a_lease_starts_anew_on_new_keys_when_all_that_has_the_old_ones_is_gone(controller):
+    wired = connect(controller, a_node(), head=True)
+    start_lease(controller)
+    old = {**controller.keys.of("L1")}
+    del wired.sent[:]
+    controller.submit(LeaseRekeyed(now=controller.clock.now(), lease="L1"))
+    assert [each["order"] for each in wired.orders()] == ["end_lease", "stop_slice"]
+    assert controller.connection("L1", "ann") is None
+    say(controller, "node-1", {"report": "slice_freed", "slice": "L1/0"}, first=500)
+    say(controller, "node-1", {"report": "lease_freed", "lease": "L1"}, first=501)
+    scheduler, host = wired.orders()[2:]
+    assert [each["order"] for each in (scheduler, host)] == ["start_scheduler", "start_worker"]
+    new = controller.keys.of("L1")
+    for part in ("ca", "cert", "key"):
+        assert scheduler["credentials"][part] == host["credentials"][part] == new[part] != old[part]
+    assert scheduler["secret"] == new["secret"] != old["secret"]
+    assert (new["dashboard"], new["holders"]) == ("", [])
+
+
+@pytest.mark.asyncio
+async def test_a_lease_keeps_the_os_user_that_it_was_started_as(controller, store):
+    wired = connect(controller, a_node(), head=True)
+    controller.accounts = Accounts({"ann": "ann-of-old"})
+    start_lease(controller)
+    controller.accounts = Accounts({"ann": "another"})
+    controller.keys = Keys(store)  # the controller was started anew, with another map
+    controller.submit(LeaseRekeyed(now=controller.clock.now(), lease="L1"))
+    say(controller, "node-1", {"report": "slice_freed", "slice": "L1/0"}, first=500)
+    say(controller, "node-1", {"report": "lease_freed", "lease": "L1"}, first=501)
+    start_lease(controller, "L2")
+    users = {(each["lease"], each["user"]) for each in wired.orders() if "user" in each}
+    assert users == {("L1", "ann-of-old"), ("L2", "another")}
 
 
 @pytest.mark.asyncio

@@ -1,7 +1,7 @@
-"""Whom a pool has heard of, so that a misspelt name is told and not silently shared with.
+"""Whom a pool has heard of, so that a misspelt name is told and not silently taken.
 
-Rule 1: it is a hint. People of a JupyterHub or with a login line not yet used may be unknown, and nothing is
-        refused for it.
+Rule 1: it is a hint. People of a JupyterHub or with a login line not yet used may be unknown, OS accounts may
+        be on the nodes and not on the controller's machine, and nothing is refused for it.
 """
 
 from __future__ import annotations
@@ -50,3 +50,15 @@ def warning(face: ControllerFace, lease: str, users: Iterable[str]) -> str:
         f"{', '.join(unknown)}: nobody of that name has a token, a lease, a project or an OS account here"
     )
     return f"{nobody}. If it is misspelt, share {lease} anew with the right names."
+
+
+def no_account(face: ControllerFace, user: str) -> str:
+    """Say that leases of a person could not run for want of an OS account; "" where they can."""
+    switch = any(record.node.switches_users for record in face.pool.nodes.values())
+    if not switch or has_account(face.accounts, user):
+        return ""
+    account = face.accounts.of(user)
+    return (
+        f"There is no OS user {account} on the controller's machine: leases of {user} run as that user, and "
+        f"fail on each node that has none. Make the account there, or map {user} to another one (--user-map)."
+    )

@@ -3,7 +3,9 @@
 Rule 1: a lease has a certificate authority, a secret for its dashboard, and a home: the node on which its
         scheduler runs. All of it is made at the grant and erased when the lease has ended.
 Rule 2: keys are made anew when the pool says so (`Lease.keys` counts), and whoever had the old ones has none.
-Rule 3: who has been given them is written down before they are given.
+Rule 3: a lease keeps the OS account that it was started as, also when the map of names changes: its files and
+        processes are that account's.
+Rule 4: who has been given them is written down before they are given.
 """
 
 from __future__ import annotations
@@ -46,12 +48,13 @@ class Keys:
             self._known[lease] = kept
         return self._known[lease]
 
-    def ensure(self, lease: str, number: int) -> dict[str, Any]:
+    def ensure(self, lease: str, number: int, account: str) -> dict[str, Any]:
         """Return a lease's keys, made now where it has none; it gets its home once a head agent has come.
 
         Args:
             lease: The lease's id.
             number: How often its keys have been made anew; with another number than before, they are.
+            account: As which OS user it runs, where it has not run yet.
 
         Raises:
             StoreError: They could not be kept, and must not be used.
@@ -59,7 +62,7 @@ class Keys:
         keys, home = self.of(lease), self.placed(lease)
         if keys is None or keys.get("number", 0) != number:
             fresh = {**lease_credentials(lease), "secret": new_secret(), "number": number, "holders": []}
-            keys = {**fresh, "dashboard": ""}
+            keys = {**fresh, "dashboard": "", "account": keys.get("account", account) if keys else account}
         elif home or not self.head:
             return keys
         return self._keep(lease, {**keys, "home": home or self.head})

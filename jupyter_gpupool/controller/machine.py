@@ -293,6 +293,11 @@ class Controller:
     def _living(self) -> set[str]:
         return {lease.id for lease in self.pool.leases.values() if not lease.ended_at}
 
+    def account(self, lease: str) -> str:
+        """Return the OS user as whom a lease runs: the one it was started as, whatever the map says now."""
+        keys = self.keys.of(lease) or {}
+        return str(keys.get("account") or self.accounts.of(self.pool.leases[lease].request.user))
+
     def home(self, lease: str) -> str:
         """Return the node on which a lease's scheduler runs, or is to run."""
         return self.keys.home(lease)
@@ -385,7 +390,7 @@ class Controller:
         question = {
             "order": "attach",
             "lease": lease,
-            "user": self.accounts.of(record.request.user),
+            "user": self.account(lease),
             **process,
         }
         answers = await asyncio.gather(*(self.agents.ask(node, question, ANSWER) for node in nodes))

@@ -149,7 +149,9 @@ class Orders:
         self._controller.agents.tell(node, {"order": order, **more})
 
     def _keys(self, lease: str) -> dict[str, Any]:
-        return self._controller.keys.ensure(lease, self._controller.pool.leases[lease].keys)
+        record = self._controller.pool.leases[lease]
+        account = self._controller.account(lease)
+        return self._controller.keys.ensure(lease, record.keys, account)
 
     def start_lease(self, instruction: StartLease) -> None:
         """Start the lease's scheduler, and beside it the hosts of its workers, which wait for its address."""
@@ -159,7 +161,7 @@ class Orders:
             keys["home"],
             "start_scheduler",
             lease=lease,
-            user=self._controller.accounts.of(request.user),
+            user=self._controller.account(lease),
             credentials=credentials(keys),
             secret=keys["secret"],
             options=options(request),
@@ -181,7 +183,7 @@ class Orders:
             "start_worker",
             lease=slice_.lease,
             slice=encode(slice_),
-            user=self._controller.accounts.of(request.user),
+            user=self._controller.account(slice_.lease),
             address=address,
             credentials=credentials(self._keys(slice_.lease)),
             options=options(request),

@@ -10,6 +10,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.controller import fields, usage_views, views
+from jupyter_gpupool.controller.acquaintances import no_account
 from jupyter_gpupool.controller.auth import SCOPES, valid_user
 from jupyter_gpupool.controller.fields import Field, shown
 from jupyter_gpupool.controller.lease_views import is_over
@@ -230,12 +231,18 @@ async def create_token(call: Call) -> Answer:
     if kind == "lasting":
         label = said.get("label", "")
         text = tokens.create(user, scopes, groups=groups, expires_in=expires, label=label)
-        return Answer({"kind": kind, "token": text, "user": user, "line": ""}, HTTPStatus.CREATED)
+        return _token(call, kind=kind, token=text, user=user, line="")
     more = {} if expires is None else {"expires_in": expires}
     user = "" if kind == "agent" else user
     text = tokens.create_once(kind, user=user, scopes=scopes, groups=groups, **more)
     line = call.controller.authority.line(call.url, text, kind)
-    return Answer({"kind": kind, "token": text, "user": user, "line": line}, HTTPStatus.CREATED)
+    return _token(call, kind=kind, token=text, user=user, line=line)
+
+
+def _token(call: Call, **made: str) -> Answer:
+    """Answer with a token that was made, and a warning where its person's leases could not run."""
+    words = no_account(call.controller, made["user"]) if made["user"] else ""
+    return Answer({**made, "warning": words} if words else made, HTTPStatus.CREATED)
 
 
 def _may_create(call: Call, kind: str, user: str, scopes: tuple[str, ...]) -> None:

@@ -388,7 +388,10 @@ SCHEMAS: dict[str, Schema] = {
     "History": thing({"user": TEXT, "now": NUMBER, "hours": many(thing(_HOUR))}),
     "Reclaims": thing({"reclaims": many(thing(_RECLAIM)), "count": WHOLE}),
     "Notices": thing({"notices": many(thing(_NOTICE)), "next": WHOLE, "missed": FLAG, "leases": WHOLE}),
-    "Token": thing({"kind": words(routes_admin.KINDS), "token": TEXT, "user": TEXT, "line": TEXT}),
+    "Token": thing(
+        {"kind": words(routes_admin.KINDS), **dict.fromkeys(("token", "user", "line", "warning"), TEXT)},
+        optional=("warning",),
+    ),
     "Tokens": thing({"tokens": many(thing(_TOKEN))}),
     "LoggedIn": thing({"token": TEXT, "user": TEXT}),
     "Joined": thing({"name": TEXT, "comm": TEXT, "ca": TEXT, "cert": TEXT, "key": TEXT}),
