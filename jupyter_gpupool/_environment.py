@@ -3,7 +3,8 @@
 Rule 1: what is sent is a wish (`preferred_…`), unless the person has said it: then the node obeys or says no.
 Rule 2: what differs is said before the first task, in a sentence, once for each lease; nothing is refused for
         it, as most work does not mind.
-Rule 3: nobody waits for it longer than a person notices: a worker that keeps the GIL answers in minutes only.
+Rule 3: nobody waits for it longer than a person notices. Workers say what they have when they register; none
+        is asked, as one that keeps the GIL answers in minutes only.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpupool.versions import versions
+from jupyter_gpupool.versions import ENVIRONMENT, versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -93,14 +94,14 @@ def _matters(name: str, full: str) -> str:
     return ".".join(full.split(".")[:2]) if name == "python" else full
 
 
-#: Seconds for the workers of a lease to say what they have.
+#: Seconds for a lease's scheduler to say what its workers have.
 PATIENCE_S = 5.0
 #: Leases whose workers have been asked.
 _asked: set[str] = set()
 
 
 async def tell(scheduler: Any, ident: str, lease: str) -> None:
-    """Ask the workers of a lease what they have, and warn of what differs.
+    """Ask a lease's scheduler what its workers have, and warn of what differs.
 
     Args:
         scheduler: An `rpc` to the lease's scheduler.
@@ -110,10 +111,10 @@ async def tell(scheduler: Any, ident: str, lease: str) -> None:
     if ident in _asked:
         return
     _asked.add(ident)
-    answers: dict[str, Any] = {}
+    workers: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # a lease that cannot be asked is used all the same
-        asking = scheduler.broadcast(msg={"op": "gpupool_environment"}, on_error="ignore")
-        answers = await asyncio.wait_for(asking, PATIENCE_S)
-    theirs = [each for each in answers.values() if isinstance(each, dict)]
+        asking = scheduler.identity(n_workers=-1)
+        workers = (await asyncio.wait_for(asking, PATIENCE_S))["workers"]
+    theirs = [each[ENVIRONMENT] for each in workers.values() if isinstance(each.get(ENVIRONMENT), dict)]
     if said := differences(lease, versions(), theirs):
         warnings.warn(" ".join(said), EnvironmentDiffersWarning, stacklevel=2)

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: Besides Python itself.
 PACKAGES = ("dask", "distributed")
 
+#: Under which name a worker says in Dask's own words about itself what it has; see `_environment.tell`.
+ENVIRONMENT = "gpupool_environment"
 
-def versions() -> dict[str, str]:
+
+@functools.cache
+def versions() -> Mapping[str, str]:
     """Return those of this process, by name.
 
     >>> sorted(versions())
@@ -20,4 +30,4 @@ def versions() -> dict[str, str]:
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
-    return found
+    return MappingProxyType(found)

@@ -154,9 +154,15 @@ class Orders:
         return self._controller.keys.ensure(lease, record.keys, account)
 
     def start_lease(self, instruction: StartLease) -> None:
-        """Start the lease's scheduler, and beside it the hosts of its workers, which wait for its address."""
+        """Start the lease's scheduler, and beside it the hosts of its workers, which wait for its address.
+
+        The first host comes first: it has the longest way to go.
+        """
         lease, request = instruction.lease, instruction.request
         keys = self._keys(lease)
+        slices = instruction.slices if keys["home"] else ()
+        for slice_ in slices[:1]:
+            self.start_worker(request, slice_, "")
         self._tell(
             keys["home"],
             "start_scheduler",
@@ -167,7 +173,7 @@ class Orders:
             options=options(request),
             idle_timeout=request.idle_timeout or self._controller.pool.defaults.idle_timeout,
         )
-        for slice_ in instruction.slices if keys["home"] else ():
+        for slice_ in slices[1:]:
             self.start_worker(request, slice_, "")
 
     def add_slice(self, instruction: AddSlice) -> None:

@@ -1,6 +1,6 @@
 """The host process of one slice: `dask_cuda.CUDAWorker` with its Nanny, and no other GPU in sight.
 
-It is started together with its lease's scheduler, and waits for that one's address.
+It is started together with its lease's scheduler; the worker waits for that one's address only to register.
 
 It forks its worker from the launcher's forkserver, whose child it is; one of its own would cost 2.3 s.
 """
@@ -21,6 +21,7 @@ import dask
 from jupyter_gpupool.core.faults import Fault, is_hardware
 from jupyter_gpupool.core.model import Verdict
 from jupyter_gpupool.lease import limits, pulse
+from jupyter_gpupool.lease.early import Early
 from jupyter_gpupool.lease.link import Link, ask
 from jupyter_gpupool.lease.settings import PATIENCE, SETTINGS, security
 from jupyter_gpupool.lease.sharing import share_forkserver
@@ -201,11 +202,12 @@ class _Host:
         return True
 
     async def _started(self, cluster: Any) -> None:
-        """Start the worker as soon as its scheduler is known."""
-        address = await self._scheduler
-        for nanny in cluster.nannies:
-            nanny.scheduler_addr, nanny.scheduler = address, nanny.rpc(address)
-        await cluster
+        """Start the worker; it registers as soon as its scheduler is known."""
+        early = [Early(nanny, self._scheduler) for nanny in cluster.nannies]
+        try:
+            await cluster
+        except Exception as error:
+            raise next((why for each in early if (why := each.reason())), error) from error
 
     async def _replace(self, why: str) -> None:
         """Start another worker on the same GPU in place of one that cannot be asked; nobody is blamed."""

@@ -7,6 +7,7 @@ process spoilt.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import time
@@ -130,6 +131,14 @@ class LeasePlugin(SchedulerPlugin):
         if str(found.name) in self._drained or str(found.name) in self._dropping:
             scheduler.handle_worker_status_change(Status.closing_gracefully, found, f"{STIMULUS}late")
             self._do(self._send_away(found))
+        else:
+            self._do(self._meet(worker))
+
+    async def _meet(self, worker: str) -> None:
+        """Connect to a new worker before the first who waits for a result has to wait for that too."""
+        pool = self._scheduler.rpc
+        with contextlib.suppress(OSError):
+            pool.reuse(worker, await pool.connect(worker))
 
     async def before_close(self) -> None:
         """Hook: the scheduler ends."""

@@ -23,6 +23,9 @@ WIDTH = 200
 #: `prctl(PR_SET_CHILD_SUBREAPER, 1)`: orphans below this process become its children instead of init's.
 _SUBREAPER = 36
 
+#: The mark of a process that is nobody's yet.
+SPARE = "spare"
+
 
 def padded(mark: str) -> str:
     """Fill a mark up to the width that all marks have.
@@ -52,6 +55,11 @@ def enter(mark: str, log: str, environ: dict[str, str]) -> None:
     if not _overwrite(padded(mark)):
         logger.debug("the mark could not be written into the environment that /proc shows")
     take_in_orphans()
+
+
+def spare() -> None:
+    """Mark this process as one that waits to become a lease's, so that nobody takes it for what one left."""
+    _overwrite(padded(SPARE))
 
 
 def take_in_orphans() -> None:

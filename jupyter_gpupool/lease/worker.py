@@ -26,11 +26,14 @@ from jupyter_gpupool.core.faults import SUSPECT, classify_error, is_hardware, ne
 from jupyter_gpupool.core.model import Verdict
 from jupyter_gpupool.lease import limits, process
 from jupyter_gpupool.lease.actors import WorkerActors
+from jupyter_gpupool.lease.early import address_from
 from jupyter_gpupool.lease.link import ask, tell
 from jupyter_gpupool.lease.settings import HEARTBEAT, PATIENCE
-from jupyter_gpupool.versions import versions
+from jupyter_gpupool.versions import ENVIRONMENT, versions
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     from distributed.worker_state_machine import StateMachineEvent
 
 logger = logging.getLogger(__name__)
@@ -45,13 +48,15 @@ FLUSHED, FRESH = 0.1, 2.0
 class LeaseWorker(Worker):
     """A worker of one slice."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, early: Connection | None = None, **options: Any) -> None:
         # A Nanny's worker is forked from the launcher's forkserver: nothing but this says whose it is.
         if mark := os.environ.get(process.MARK, "").rstrip("."):
             process.enter(mark, os.environ["GPUPOOL_LOG"], {})
         limits.watch_imports()
         #: Its node has paused it: it takes more GPU memory than its share has.
         self._held = False
+        #: Brings the scheduler's address, where it was not known yet.
+        self._early = early
         super().__init__(*arguments, **options)
         self._socket = os.environ.get("GPUPOOL_SOCKET", "")
         self._worked = False
@@ -63,15 +68,25 @@ class LeaseWorker(Worker):
         self._beating = False
         self.handlers["gpupool_restart"] = self.restart_anew
         self.actors = WorkerActors(self)
-        self.handlers["gpupool_environment"] = self.environment
         self.handlers["gpupool_hold"] = self.hold
+
+    async def _register_with_scheduler(self) -> None:
+        """Register, as soon as there is a scheduler."""
+        if self._early is not None:
+            pipe, self._early = self._early, None
+            self.scheduler = self.rpc(await address_from(pipe))
+        await super()._register_with_scheduler()
+
+    async def get_startup_information(self) -> dict[str, Any]:
+        """Say with the registration what this worker has: clients learn it without asking."""
+        return {**await super().get_startup_information(), ENVIRONMENT: self.environment()}
 
     def environment(self) -> dict[str, Any]:
         """Say what this worker has, and what it was to have where its node has it."""
         found = {"python": sys.executable, "folder": os.getcwd()}  # noqa: PTH109 - a text is compared
         wished = json.loads(os.environ.get("GPUPOOL_WISHES") or "{}")
         missed = {name: each for name, each in wished.items() if each != found.get(name)}
-        return {"slice": str(self.name), "versions": versions(), "missed": missed}
+        return {"slice": str(self.name), "versions": dict(versions()), "missed": missed}
 
     @property
     def status(self) -> Any:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import socket
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 
 def run(order: dict[str, Any]) -> None:
@@ -26,6 +30,21 @@ def run(order: dict[str, Any]) -> None:
     _enter_folder(order)
     module, _, function = order["target"].partition(":")
     getattr(importlib.import_module(module), function)(order["spec"])
+
+
+def wait(pipe: Connection) -> None:
+    """Wait for an order, and carry it out; without one the process ends with its launcher.
+
+    Args:
+        pipe: Brings the order, as JSON.
+    """
+    importlib.import_module("jupyter_gpupool.lease.process").spare()
+    try:
+        order = json.loads(pipe.recv_bytes())
+    except EOFError:
+        return
+    pipe.close()
+    run(order)
 
 
 def _enter_folder(order: dict[str, Any]) -> None:

@@ -4,12 +4,17 @@ It takes an agent's JSON orders on the socket that it was started with, never an
 runs as root must not talk to a user's forkserver itself, as multiprocessing would hand root's resource
 tracker to that user's code.
 
-It ends when its agent is gone. What it has started lives on, and so does the forkserver: every process that
-was forked from it holds the pipe that keeps it alive, so Nannies can still start workers anew.
+A few processes are forked already and wait to hear what they are to be: to fork one of 280 MB, and to touch
+its pages for the first time, would be a part of each lease's start.
+
+It ends when its agent is gone, and so do those that wait. What it has started lives on, and so does the
+forkserver: every process that was forked from it holds the pipe that keeps it alive, so Nannies can still
+start workers anew.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -17,11 +22,18 @@ import socket
 import sys
 import tempfile
 from multiprocessing import connection, forkserver
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.node import lease_child
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _PRELOAD = "jupyter_gpupool.node.lease_warm"
+#: Processes that wait for an order: a lease's scheduler and the host of its first slice.
+SPARES = 2
+#: Seconds without an order after which those that were taken are replaced: not while others are started.
+QUIET = 0.25
 
 
 class _Launcher:
@@ -31,6 +43,8 @@ class _Launcher:
         self._context = multiprocessing.get_context("forkserver")
         #: The processes that run, by the descriptor that becomes readable when one has ended.
         self._running: dict[int, Any] = {}
+        #: The processes that wait, and the pipe on which each waits.
+        self._spare: list[tuple[Any, connection.Connection]] = []
 
     def warm(self, folder: str) -> None:
         """Start the forkserver and wait until it has loaded everything."""
@@ -47,7 +61,10 @@ class _Launcher:
     def serve(self) -> None:
         """Carry out orders until the agent is gone or says stop."""
         while True:
-            for ready in connection.wait([self._line, *self._running]):
+            ready_ones = connection.wait([self._line, *self._running], None if self._has_spares() else QUIET)
+            if not ready_ones:
+                self._fork_spares()
+            for ready in ready_ones:
                 if ready is self._line:
                     if not self._obey_all():
                         return
@@ -64,14 +81,43 @@ class _Launcher:
     def _start(self, order: dict[str, Any]) -> None:
         number = order.pop("number")
         order["spec"]["forkserver"] = reach()
-        process = self._context.Process(target=lease_child.run, args=(order,))
         try:
-            process.start()
+            process = self._from_spare(order) or self._fork(lease_child.run, order)
         except Exception as error:  # noqa: BLE001 - whatever it is, the agent must hear of it
             self._say({"failed": number, "why": f"{type(error).__name__}: {error}"})
             return
         self._running[process.sentinel] = process
         self._say({"started": number, "pid": process.pid})
+
+    def _fork(self, target: Callable[[Any], None], argument: object) -> Any:
+        process = self._context.Process(target=target, args=(argument,))
+        process.start()
+        return process
+
+    def _from_spare(self, order: dict[str, Any]) -> Any:
+        """Let a process that waits carry out an order; None where none is left alive."""
+        while self._spare:
+            process, pipe = self._spare.pop(0)
+            with pipe, contextlib.suppress(OSError):
+                pipe.send_bytes(json.dumps(order).encode())
+                return process
+            process.join()
+        return None
+
+    def _has_spares(self) -> bool:
+        return len(self._spare) >= SPARES
+
+    def _fork_spares(self) -> None:
+        """Fork those that are missing; where that fails the next order will say why."""
+        while not self._has_spares():
+            reader, writer = self._context.Pipe(duplex=False)
+            try:
+                self._spare.append((self._fork(lease_child.wait, reader), writer))
+            except Exception:  # noqa: BLE001 - whatever it is
+                writer.close()
+                return
+            finally:
+                reader.close()
 
     def _bury(self, sentinel: int) -> None:
         process = self._running.pop(sentinel)

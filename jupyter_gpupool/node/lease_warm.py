@@ -65,6 +65,7 @@ def _warm_tls() -> None:
 
 def _warm_versions() -> None:
     """Read once what each process of a cluster tells the others: its packages and its machine."""
+    importlib.import_module("jupyter_gpupool.versions").versions()
     try:
         from distributed.versions import get_versions
     except ImportError:
