@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpupool.node import guard
+from jupyter_gpupool.lease import process
+from jupyter_gpupool.node import guard, lease_launcher
 from jupyter_gpupool.node.launch import (
     ALLOWED,
     Account,
@@ -125,6 +126,13 @@ class Place:
         raise AssertionError(f"{name} said nothing")
 
 
+def until(holds):
+    deadline = time.monotonic() + LONGEST
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def end(pid):
     started = guard.started_at(pid)
     asyncio.run(guard.end([], {(pid, started)}, grace_s=1))
@@ -185,6 +193,48 @@ def test_an_interpreter_without_the_package_says_so(place, tmp_path):
         place.do(place.launchers.start(place.account, place.order("six"), python=str(python)))
 
 
+def waiting(server):
+    """The forked processes that are nobody's yet."""
+    return {
+        each.identity
+        for each in guard.look().values()
+        if each.parent == server and each.mark == process.SPARE
+    }
+
+
+def test_an_order_goes_to_a_process_that_waits_and_another_one_takes_its_place(place):
+    server = place.do(place.launchers.warm(place.account))
+    until(lambda: len(waiting(server)) == lease_launcher.SPARES)
+    before = waiting(server)
+    pid = place.do(place.launchers.start(place.account, place.order("eight")))
+    assert pid in {each for each, _ in before}, "it was forked before it was ordered"
+    assert json.loads(place.said("eight"))["session"]
+    assert guard.look_at(pid).mark.endswith(":eight"), "the mark of those that wait is written over"
+    until(lambda: len(waiting(server)) == lease_launcher.SPARES)
+    end(pid)
+
+
+def test_orders_are_carried_out_where_those_that_wait_were_killed_and_where_there_are_too_few(place):
+    server = place.do(place.launchers.warm(place.account))
+    until(lambda: len(waiting(server)) == lease_launcher.SPARES)
+    killed = waiting(server)
+    for pid, _ in killed:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not waiting(server) & killed)
+    names = [f"nine-{number}" for number in range(lease_launcher.SPARES + 1)]
+    pids = [place.do(place.launchers.start(place.account, place.order(name))) for name in names]
+    for name, pid in zip(names, pids, strict=True):
+        assert json.loads(place.said(name))["lease"] == name
+        end(pid)
+
+
+def test_those_that_wait_are_no_leftovers_of_dead_workers(place):
+    server = place.do(place.launchers.warm(place.account))
+    until(lambda: len(waiting(server)) == lease_launcher.SPARES)
+    later = guard.ticks() + int(2 * guard.UNMARKED * os.sysconf("SC_CLK_TCK"))
+    assert not guard.orphans([server], guard.look(), later) & waiting(server)
+
+
 AGENT = """
 import asyncio, sys
 from pathlib import Path
@@ -214,6 +264,7 @@ def test_what_a_launcher_has_started_outlives_a_killed_agent_and_the_launcher_do
         time.sleep(0.01)
     assert not guard.started_at(launcher)
     assert guard.started_at(pid)
+    until(lambda: not waiting(server))
     assert guard.started_at(server), "the forkserver lives as long as what was forked from it"
     end(pid)
     while guard.started_at(server) and time.monotonic() < deadline:

@@ -10,6 +10,7 @@ Dask would start scheduler, Nanny and worker one after the other. Side by side t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,8 @@ class Early:
         if nanny.process is not None:
             nanny.process.worker_kwargs.pop(OPTION, None)
             nanny.process.worker_kwargs["scheduler_ip"] = address
-        pipe.send_bytes(address.encode())
+        with pipe, contextlib.suppress(BrokenPipeError):  # the one that waited has died: Nanny starts another
+            pipe.send_bytes(address.encode())
 
     def reason(self) -> BaseException | None:
         """Say why the worker's process did not start, where that is known; Dask says only that it did not."""

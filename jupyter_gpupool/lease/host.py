@@ -229,6 +229,8 @@ class _Host:
 
         async def on_exit(exitcode: int) -> None:
             nonlocal last
+            if nanny.status.name == "init":
+                return  # it is being started, and that sees to it
             mine = last = next(exits)
             if nanny.status.name == "running" and not self._stopped.is_set():
                 await self._judge_death(nanny, exitcode)

@@ -70,6 +70,15 @@ class LeaseWorker(Worker):
         self.actors = WorkerActors(self)
         self.handlers["gpupool_hold"] = self.hold
 
+    async def start(self) -> Any:
+        """Start; where that fails say why, as the cause of Dask's own error is lost on its way to the host."""
+        try:
+            return await super().start()
+        except RuntimeError as error:
+            if error.__cause__ is None:
+                raise
+            raise RuntimeError(f"{type(error.__cause__).__name__}: {error.__cause__}") from error
+
     async def _register_with_scheduler(self) -> None:
         """Register, as soon as there is a scheduler."""
         if self._early is not None:
