@@ -71,7 +71,7 @@ class LeaseWorker(Worker):
         self.handlers["gpupool_hold"] = self.hold
 
     async def start(self) -> Any:
-        """Start; where that fails say why, as the cause of Dask's own error is lost on its way to the host."""
+        """Say with the registration what this worker has: clients need not ask it."""
         try:
             return await super().start()
         except RuntimeError as error:
