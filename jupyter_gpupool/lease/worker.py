@@ -71,7 +71,7 @@ class LeaseWorker(Worker):
         self.handlers["gpupool_hold"] = self.hold
 
     async def start(self) -> Any:
-        """Say with the registration what this worker has: clients need not ask it."""
+        """Start; where that fails say why: the cause of Dask's own error is lost on its way to the host."""
         try:
             return await super().start()
         except RuntimeError as error:
