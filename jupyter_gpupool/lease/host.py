@@ -97,6 +97,8 @@ class _Host:
         self._state: dict[str, Any] = {"report": "starting", "slice": spec["slice"]}
         self._nanny: Any = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        #: A reading is on its way to the worker; one that is busy is told the next one.
+        self._showing = False
 
     def state(self) -> dict[str, Any]:
         return self._state
@@ -119,6 +121,8 @@ class _Host:
             self._do(self._restart(str(order.get("why", "restart"))))
         elif name in ("hold", "go_on") and self._nanny is not None:
             self._do(self._hold(hold=name == "hold"))
+        elif name == "reading" and self._nanny is not None and not self._showing:
+            self._do(self._show(order.get("figures") or {}))
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -130,6 +134,16 @@ class _Host:
         with contextlib.suppress(OSError, TimeoutError):
             worker = self._nanny.rpc(self._nanny.worker_address)
             await asyncio.wait_for(worker.gpupool_hold(hold=hold), PATIENCE)
+
+    async def _show(self, figures: dict[str, Any]) -> None:
+        self._showing = True
+        try:
+            worker = self._nanny.rpc(self._nanny.worker_address)
+            await asyncio.wait_for(worker.gpupool_reading(figures=figures), PATIENCE)
+        except (OSError, TimeoutError, ValueError):
+            pass  # there is no worker now, or it is busy
+        finally:
+            self._showing = False
 
     async def _restart(self, why: str) -> None:
         """Have the worker start anew after what it runs; one that does not answer is restarted by force."""

@@ -26,6 +26,7 @@ from distributed.scheduler import DEFAULT_EXTENSIONS
 from tornado.web import ErrorHandler
 
 from jupyter_gpupool.lease.actors import holder
+from jupyter_gpupool.lease.gauges import list_page
 from jupyter_gpupool.lease.link import Link
 from jupyter_gpupool.lease.plugin import LeasePlugin
 from jupyter_gpupool.lease.settings import SETTINGS, security
@@ -63,6 +64,8 @@ class LeaseScheduler(Scheduler):
         """Make Bokeh's pages for the first who asks: they are half of what a scheduler's start takes."""
         try:
             from distributed.dashboard.scheduler import connect
+
+            list_page(self)
         except ImportError:
             logger.warning("there is no dashboard: bokeh is not installed in this environment")
         else:

@@ -27,6 +27,7 @@ from jupyter_gpupool.core.model import Verdict
 from jupyter_gpupool.lease import limits, process
 from jupyter_gpupool.lease.actors import WorkerActors
 from jupyter_gpupool.lease.early import address_from
+from jupyter_gpupool.lease.gauges import Gauges
 from jupyter_gpupool.lease.link import ask, tell
 from jupyter_gpupool.lease.settings import HEARTBEAT, PATIENCE
 from jupyter_gpupool.versions import ENVIRONMENT, versions
@@ -69,6 +70,8 @@ class LeaseWorker(Worker):
         self.handlers["gpupool_restart"] = self.restart_anew
         self.actors = WorkerActors(self)
         self.handlers["gpupool_hold"] = self.hold
+        self.gauges = Gauges(self, int(os.environ.get("GPUPOOL_GPU_MEMORY") or 0))
+        self.handlers["gpupool_reading"] = self.show
 
     async def start(self) -> Any:
         """Start; where that fails say why: the cause of Dask's own error is lost on its way to the host."""
@@ -116,6 +119,14 @@ class LeaseWorker(Worker):
         self._held = hold
         if self._status in (Status.running, Status.paused):
             self.status = Status.paused if hold else Status.running
+
+    async def show(self, *, figures: dict[str, Any]) -> None:
+        """Take what the node has read of the GPU, for the dashboard.
+
+        Args:
+            figures: As `node.gauges.figures` writes them.
+        """
+        self.gauges.show(figures)
 
     async def heartbeat(self) -> None:
         """Say that the worker is alive, less often than Dask would, and not any more once it leaves.

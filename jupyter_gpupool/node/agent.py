@@ -228,6 +228,7 @@ class Agent:
     def _on_readings(self, readings: list[Reading]) -> None:
         self._fitness.on_readings(readings)
         self._guard.on_readings(readings)
+        self._leases.show(readings)
         mine = {device.uuid for device in self._devices}
         offered = [each for each in readings if each.device in mine]
         self._connection.outbox.tell({"report": "readings", "readings": [encode(each) for each in offered]})

@@ -126,6 +126,11 @@ class Processes:
         self._sockets[key].send(order)
         return True
 
+    def mention(self, key: str, order: dict[str, Any]) -> None:
+        """Send an order to a process if it hears it now."""
+        if key in self._sockets:
+            self._sockets[key].mention(order)
+
     async def watch(self, entry: Entry) -> None:
         """Wait until a process has ended, and say so where it had not been told to."""
         await guard.wait_gone((entry.pid, entry.started))

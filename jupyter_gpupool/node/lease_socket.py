@@ -65,6 +65,12 @@ class LeaseSocket:
         else:
             self._main.write(_encode(order))
 
+    def mention(self, order: dict[str, Any]) -> None:
+        """Send what is worth nothing later: who is not connected, or does not read, is not told."""
+        line = self._main
+        if line is not None and not line.is_closing() and not line.transport.get_write_buffer_size():
+            line.write(_encode(order))
+
     async def close(self) -> None:
         """Hang up and stop listening; the next agent listens at the same path."""
         if self._server is not None:

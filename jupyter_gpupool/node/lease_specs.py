@@ -67,6 +67,7 @@ def worker_spec(
             **limits,
             "GPUPOOL_LEASE": order["lease"],
             "GPUPOOL_SLICE": part.id,
+            "GPUPOOL_GPU_MEMORY": str(part.vram),
             "GPUPOOL_SOCKET": str(table.socket(part.id)),
             "GPUPOOL_LOG": str(table.log(table.entries[part.id])),
             guard.MARK: table.mark(part.id),

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.core.health import concerned
 from jupyter_gpupool.core.model import Device, DrainMode, Layer, Slice, decode
 from jupyter_gpupool.node import attach, guard
+from jupyter_gpupool.node.gauges import figures
 from jupyter_gpupool.node.launch import LaunchError, find_account
 from jupyter_gpupool.node.lease_claims import read_claim, text
 from jupyter_gpupool.node.lease_layers import Layers
@@ -24,6 +25,9 @@ from jupyter_gpupool.node.lease_specs import address_of, device_of, scheduler_sp
 from jupyter_gpupool.node.lease_table import FAILED, RUNNING, STARTING, STOPPING, Entry, Table, safe_name
 from jupyter_gpupool.node.lease_verdicts import Verdicts
 from jupyter_gpupool.node.share_limits import ShareLimits, own_layers
+
+if TYPE_CHECKING:
+    from jupyter_gpupool.core.model import Reading
 
 logger = logging.getLogger(__name__)
 
@@ -285,6 +289,19 @@ class Leases:
     def hold(self, part: str, *, hold: bool) -> None:
         """Have a slice's worker take no further task, or go on."""
         self._processes.send(part, {"order": "hold" if hold else "go_on"})
+
+    def show(self, readings: Iterable[Reading]) -> None:
+        """Tell workers what their devices do, for Dask's dashboard.
+
+        Args:
+            readings: Of all devices of the node, or of some.
+        """
+        found = {each.device: each for each in readings}
+        for entry in self._table.entries.values():
+            if entry.state == RUNNING and entry.slice.get("device") in found:
+                part = decode(Slice, entry.slice)
+                said = figures(part, found[part.device], self.owner)
+                self._processes.mention(entry.key, {"order": "reading", "figures": said})
 
     def guarded(self, part: str) -> None:
         """The guard has seen a process of a share, and so holds."""
