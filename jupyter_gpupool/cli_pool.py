@@ -302,11 +302,10 @@ def _remove(pool: Pool, args: Namespace) -> str:
 
 def _drill(pool: Pool, args: Namespace) -> str:
     if args.end:
-        pool.undrill(args.device)
-        return f"{args.device} is whole again."
-    pool.drill(args.device, args.xid)
-    over = f"`{_PROG} drill {args.device} --end` ends the drill."
-    return f"{args.device} now has XID {args.xid}; its work moves away. {over}"
+        return f"{pool.undrill(args.device)} is whole again."
+    name = pool.drill(args.device, args.xid)
+    over = f"`{_PROG} drill {name} --end` ends the drill."
+    return f"{name} now has XID {args.xid}; its work moves away. {over}"
 
 
 def _set_projects(pool: Pool, args: Namespace) -> Any:

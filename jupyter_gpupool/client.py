@@ -279,24 +279,34 @@ class Pool(_Pool):
         """
         return display.move_rows(self.call("POST", "/v1/consolidate", {"dry_run": dry_run}))
 
-    def drill(self, device: str, xid: int = 79) -> None:
+    def drill(self, device: str, xid: int = 79) -> str:
         """Break a device, to see that work carries on: with XID 79 it falls off the bus.
 
         On a pool of simulated GPUs the simulated driver does it. On real ones only the reader is told so, and
         the GPU stays well. For administrators.
 
+        Returns:
+            The device's name: "gpu3" may be said of any node's.
+
         Raises:
             PoolError: You are no administrator of the pool, or there is no such device.
         """
-        self.call("POST", f"/v1/health/{device}", {"action": "drill", "xid": xid})
+        return self._order(device, {"action": "drill", "xid": xid})
 
-    def undrill(self, device: str) -> None:
+    def undrill(self, device: str) -> str:
         """End a drill: the device is whole again. For administrators.
 
+        Returns:
+            The device's name.
+
         Raises:
             PoolError: You are no administrator of the pool, or there is no such device.
         """
-        self.call("POST", f"/v1/health/{device}", {"action": "undrill"})
+        return self._order(device, {"action": "undrill"})
+
+    def _order(self, target: str, said: dict[str, Any]) -> str:
+        """Say something of a device or node; return its name (a controller of before says nothing)."""
+        return str((self.call("POST", f"/v1/health/{target}", said) or {}).get("name", target))
 
     def close(self) -> None:
         """Close the connections to the pool; leases stay."""

@@ -165,7 +165,7 @@ def test_a_simulated_gpu_is_broken_and_repaired(run, pool):
 
 
 def test_what_a_verdict_rests_on_can_be_read(run, pool):
-    run("drill", "gpu2", "--xid", "95")
+    assert run("drill", "gpu2", "--xid", "95")[1].startswith("node-1/gpu2 now has XID 95")
     wait_until(lambda: pool.devices()[2]["verdict"] == "evacuate")
     said = run("health", "gpu2")[1]
     assert said.startswith("node-1/gpu2 is evacuate: ")
