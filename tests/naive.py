@@ -292,8 +292,8 @@ class Naive:
     def outside(self, device: str, who: str) -> None:
         self.send(OutsideUse, device=device, who=who)
 
-    def cordon(self, target: str, *, drain: bool) -> None:
-        self.send(Cordoned, target=target, why="a test", drain=drain)
+    def cordon(self, target: str, *, drain: bool, retire: bool = False) -> None:
+        self.send(Cordoned, target=target, why="a test", drain=drain, retire=retire)
 
     def uncordon(self, target: str) -> None:
         self.send(Uncordoned, target=target)

@@ -144,9 +144,9 @@ class Machine(RuleBasedStateMachine):
     def outside(self, device, who):
         self.world.outside(device, who)
 
-    @rule(what=NODES | DEVICES, drain=st.booleans())
-    def cordon(self, what, drain):
-        self.world.cordon(what, drain=drain)
+    @rule(what=NODES | DEVICES, drain=st.booleans(), retire=st.booleans())
+    def cordon(self, what, drain, retire):
+        self.world.cordon(what, drain=drain or retire, retire=retire)
 
     @rule(what=NODES | DEVICES)
     def uncordon(self, what):

@@ -130,6 +130,10 @@ def _devices(state: State) -> None:
     for record in state.nodes.values():
         if record.state is not NodeState.LOST:
             there |= set(record.ghosts)
+    assert not set(state.absent) & set(state.devices), "what a node has is not absent"
+    orders = [(each.cordoned, each.retired) for each in state.nodes.values()]
+    orders += [(each.cordoned, each.retired) for each in state.devices.values()]
+    assert all(why or not retired for why, retired in orders), "what is retired is cordoned"
     for uuid, each in state.devices.items():
         assert each.device.node in state.nodes
         for taken in state.cluster.taken_of(uuid):

@@ -7,6 +7,7 @@ it. A slice is reported free only when all its processes have been seen gone (`g
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
@@ -297,10 +298,11 @@ class Leases:
             readings: Of all devices of the node, or of some.
         """
         found = {each.device: each for each in readings}
+        owner = functools.cache(self.owner)
         for entry in self._table.entries.values():
             if entry.state == RUNNING and entry.slice.get("device") in found:
                 part = decode(Slice, entry.slice)
-                said = figures(part, found[part.device], self.owner)
+                said = figures(part, found[part.device], owner)
                 self._processes.mention(entry.key, {"order": "reading", "figures": said})
 
     def guarded(self, part: str) -> None:
