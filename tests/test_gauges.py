@@ -111,7 +111,7 @@ def test_a_lease_of_a_pool_shows_what_its_agent_has_read(pool):
             return worker["metrics"]
 
         wait_until(lambda: metrics().get("gpu_utilization") == 71)
-        assert metrics()["gpu-memory-total"] == 80 * GB
+        assert metrics()["gpu-memory-total"] == lease.slices[0].vram > 70 * GB
 
 
 async def _show(node, reading):
