@@ -16,10 +16,11 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from io import TextIOWrapper
 
 #: Bytes of a log file, and how many older ones are kept.
 LOG_SIZE, LOG_FILES = 5_000_000, 2
@@ -34,12 +35,22 @@ QUIET = (
 )
 
 
+class PrivateLog(logging.handlers.RotatingFileHandler):
+    """A log that is turned over, and whose every file only its owner can read."""
+
+    def _open(self) -> TextIOWrapper:
+        def private(path: str, flags: int) -> int:
+            return os.open(path, flags, 0o600)
+
+        file = open(self.baseFilename, self.mode, encoding="utf-8", opener=private)  # noqa: SIM115 - `close` does
+        return cast("TextIOWrapper", file)
+
+
 def log_to(path: str) -> None:
     """Log to a file that is turned over when it is large, or to standard error where `path` is empty."""
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if path:
-        Path(path).touch(mode=0o600)
-        handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_SIZE, backupCount=LOG_FILES)
+        handler = PrivateLog(path, maxBytes=LOG_SIZE, backupCount=LOG_FILES)
     handler.setFormatter(logging.Formatter(FORMAT))
     root = logging.getLogger()
     root.handlers[:] = [handler]

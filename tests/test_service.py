@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,20 @@ def test_a_port_that_is_kept_is_none_that_outgoing_connections_get():
     ports = {service.free_port() for _ in range(200)}
     assert not [port for port in ports if first <= port <= last]
     assert min(ports) >= 1024
+
+
+def test_a_log_is_turned_over_does_not_grow_for_ever_and_is_its_owners_alone(tmp_path):
+    code = """
+import logging, sys
+from jupyter_gpupool import service
+service.LOG_SIZE = 2000
+service.log_to(sys.argv[1])
+for number in range(1000):
+    logging.getLogger("jupyter_gpupool").info("line %d", number)
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "log")], check=True)
+    files = sorted(each.name for each in tmp_path.iterdir())
+    assert files == ["log", "log.1", "log.2"]
+    assert all(each.stat().st_size <= 2000 for each in tmp_path.iterdir())
+    assert {each.stat().st_mode & 0o777 for each in tmp_path.iterdir()} == {0o600}
+    assert "line 999" in (tmp_path / "log").read_text()
