@@ -18,8 +18,9 @@ from typing import Any
 #: Seconds by which two tellings of one time may differ: people's times follow the wall clock.
 JITTER = 1.5
 WHOLE = 1000
-#: So many ended leases a pool lists at least; of older ones it says nothing any more.
-KEPT = 1000
+#: Where a pool lists so many ended leases, it has forgotten older ones: it keeps a thousand, and some of them
+#: fall between two pages.
+KEPT = 900
 #: Why a lease may end that nobody has given back: by a limit, or because its processes were killed too often.
 GIVEN_UP = re.compile(r"failed: |its time limit was reached")
 GONE = ("draining", "ended")
@@ -79,11 +80,14 @@ class Record:
 
     # --------------------------------------------------------------------------------------------- comparing
 
-    def hold_against(self, leases: list[dict[str, Any]], settings: dict[str, Any]) -> None:
+    def hold_against(
+        self, leases: list[dict[str, Any]], now: list[dict[str, Any]], settings: dict[str, Any]
+    ) -> None:
         """Compare the record with what the pool says now; call it with the lock held since before asking.
 
         Args:
-            leases: All that it lists.
+            leases: All that it lists, page by page.
+            now: Those that have not ended, as they were at one moment.
             settings: What the wishes are now, by the same names.
         """
         known = {each["id"]: each for each in leases}
@@ -92,7 +96,7 @@ class Record:
         for asked in self.asked.values():
             if asked.id and not (full and asked.releasing and asked.id not in known):
                 self._look_at(asked, known.get(asked.id))
-        self._look_at_devices(leases)
+        self._look_at_devices(now)
         for name, value in settings.items():
             if name in self.wishes and not self.wishes[name].allows(value):
                 self.find("lost", name, f"{name} is {value}, and was confirmed as {self.wishes[name]}")

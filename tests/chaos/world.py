@@ -227,7 +227,10 @@ class World(PoolProcesses):
         with self.record.lock:
             there = self.on_devices()
             leases = self.everything()  # after what runs: a lease with processes is among them
-            self.record.hold_against(leases, self.settings())
+            # Pages come one after the other, and a part may be given on meanwhile: this is one answer.
+            now = self.ask("GET", "/v1/leases?limit=500").json()
+            assert not now["next"]
+            self.record.hold_against(leases, now["leases"], self.settings())
             wanted = {each.name: each.gpus for each in self.record.asked.values()}
             milli = {each["id"]: round(1000 * min(1, wanted[each["name"]])) for each in leases}
             self.record.look_at_machine(there, milli)
