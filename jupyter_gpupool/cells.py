@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 E = TypeVar("E", bound=BaseException)
 PROG = "%%gpupool"
+#: How its options are seen: IPython runs no cell without a body, such as `%%gpupool --help` alone.
+HELP = "%gpupool help cell"
 #: Seconds to wait for a slice that is being replaced.
 APPEAR = 60.0
 
@@ -122,7 +124,7 @@ class Cells:
         """
         words = commands.split(line)
         if commands.asks_help(words):
-            print(commands.parser_of(COMMAND, PROG).format_help().rstrip())  # noqa: T201 - what was asked for
+            print(help_text())  # noqa: T201 - what was asked for
             return
         args = _parse(words)
         sent = self._pickled(args.send)
@@ -164,6 +166,13 @@ class Cells:
         if name is None:
             self._last, self._magic.current = lease, lease.id
         return lease
+
+    def let_go(self, ids: frozenset[str]) -> None:
+        """Hang up on leases that are given back: no cell begins on what is ending."""
+        if self._last is not None and self._last.id in ids:
+            self._last = None
+        for ident in ids:
+            self._forget(ident)
 
     def _reaches(self, lease: Lease) -> bool:
         return any(way.is_open for (ident, _), way in self._ways.items() if ident == lease.id)
@@ -207,7 +216,8 @@ class Cells:
             raise PoolError("lease_over", f"Lease {lease.name} is {lease.state}: {lease.why}", "Request one.")
         count = len(lease.slices)
         if place >= max(count, 1):
-            raise PoolError("bad_request", f"Lease {lease.name} has {count} slices, counted from 0.")
+            have = f"{count} slice{'' if count == 1 else 's'}"
+            raise PoolError("bad_request", f"Lease {lease.name} has {have}, counted from 0.")
         if late:
             sentence = f"No cell can run on slice {place} of lease {lease.name}: {error}."
             raise PoolError("unreachable", sentence, f"`%gpupool logs {lease.name}` shows what it wrote.")
@@ -289,8 +299,13 @@ class Cells:
             raise KeyboardInterrupt
 
 
+def help_text() -> str:
+    """Say what the options of `%%gpupool` are."""
+    return commands.parser_of(COMMAND, PROG).format_help().rstrip()
+
+
 def _parse(words: list[str]) -> Namespace:
-    args = commands.parser_of(COMMAND, PROG).parse_args(words)
+    args = commands.parser_of(COMMAND, PROG, HELP).parse_args(words)
     args.send, args.fetch = list(_each(args.send)), list(_each(args.fetch))
     for name in (*args.send, *args.fetch, *([args.out] if args.out else [])):
         if not name.isidentifier():

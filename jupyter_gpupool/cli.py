@@ -103,7 +103,7 @@ class GPUPoolApp(JupyterApp):
             print(__version__)
             raise NoStart
         if words[0] not in self.subcommands:
-            meant = commands.nearest(words[0], self.subcommands, PROG)
+            meant = commands.nearest(words[0], self.subcommands, f"{PROG} --help")
             raise Misuse(f"{PROG} has no command {words[0]!r}. {meant}")
         self.initialize_subcommand(words[0], words[1:])
 

@@ -155,7 +155,8 @@ class GPUPoolCluster(Cluster):
                 sure, `maximum` the most that it was requested to grow to.
         """
         assert self._lease is not None
-        sure, most = self._lease.data["sure"], self._lease.data["wanted"]
+        sure, asked = self._lease.data["sure"], self._lease.data["requested"]
+        most = asked.get("max_gpus") or sure  # not what is wanted now: `scale` may have said less
         return super().adapt(Adaptive=Adaptive, **{"minimum": sure, "maximum": max(sure, most), **kwargs})
 
     @property

@@ -60,6 +60,13 @@ class Command:
 class _Parser(argparse.ArgumentParser):
     """An `argparse` parser that raises rather than ends the process."""
 
+    #: What shows its options.
+    shown_by = ""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Take options wherever they stand: `share LEASE --restart ben` too."""
+        return self.parse_intermixed_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         raise Misuse(_taught(self, message))
 
@@ -67,31 +74,33 @@ class _Parser(argparse.ArgumentParser):
         raise Misuse(message or "")
 
 
-def _taught(parser: argparse.ArgumentParser, message: str) -> str:
+def _taught(parser: _Parser, message: str) -> str:
     unknown = message.removeprefix("unrecognized arguments: ")
     if unknown == message:
-        return f"{parser.prog}: {message}. Its options: `{parser.prog} --help`."
+        return f"{parser.prog}: {message}. Its options: `{parser.shown_by}`."
     word = unknown.split()[0]
     if not word.startswith("-"):
-        return f"{parser.prog} does not take {word!r} here. Its options: `{parser.prog} --help`."
+        return f"{parser.prog} does not take {word!r} here. Its options: `{parser.shown_by}`."
     known = [flag for action in parser._actions for flag in action.option_strings]  # noqa: SLF001 - no public list
-    return f"{parser.prog} has no option {word.partition('=')[0]}. {nearest(word, known, parser.prog)}"
+    return f"{parser.prog} has no option {word.partition('=')[0]}. {nearest(word, known, parser.shown_by)}"
 
 
-def nearest(word: str, known: Iterable[str], prog: str) -> str:
+def nearest(word: str, known: Iterable[str], shown_by: str) -> str:
     """Say which word was probably meant, or how to see all of them."""
     alike = difflib.get_close_matches(word.partition("=")[0], list(known), n=1)
-    return f"Did you mean {alike[0]}?" if alike else f"See `{prog} --help`."
+    return f"Did you mean {alike[0]}?" if alike else f"See `{shown_by}`."
 
 
-def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
+def parser_of(command: Command, prog: str, shown_by: str = "") -> argparse.ArgumentParser:
     """Make the parser of a command.
 
     Args:
         command: The command.
         prog: What a person writes before its options: "%gpupool request".
+        shown_by: What shows its options, where that is not `--help`.
     """
     parser = _Parser(prog=prog, description=command.help, add_help=False, allow_abbrev=False)
+    parser.shown_by = shown_by or f"{prog} --help"
     for each in command.arguments:
         options = dict(each.options)
         if each.flags[0].startswith("-"):
@@ -271,7 +280,7 @@ _USERS = Argument(
     name="users",
     help="who may use it besides you; nobody: it is yours alone again",
     metavar="USER",
-    options={"nargs": "*"},
+    options={"nargs": "*", "default": []},
 )
 _RESTART = Argument(
     flags=("--restart",),
@@ -332,8 +341,18 @@ def _request(pool: Pool, args: argparse.Namespace) -> Any:
     return pool.request(wait=args.wait, timeout=args.timeout, **what)
 
 
+class Released(str):
+    """Which leases were given back, in a sentence; a notebook's later commands are about them no more."""
+
+    __slots__ = ("ids",)
+    #: Their ids.
+    ids: frozenset[str]
+
+
 def _release(pool: Pool, args: argparse.Namespace) -> str:
     leases: Sequence[Lease]
+    if args.all and args.lease:
+        raise Misuse("release takes leases or --all, not both.")
     if args.all:
         leases = pool.leases()
         if not leases:
@@ -343,7 +362,9 @@ def _release(pool: Pool, args: argparse.Namespace) -> str:
     for lease in leases:
         lease.release()
     names = ", ".join(lease.name or lease.id for lease in leases)
-    return f"Released: {names}."
+    told = Released(f"Released: {names}.")
+    told.ids = frozenset(lease.id for lease in leases)
+    return told
 
 
 COMMANDS: tuple[Command, ...] = (
@@ -383,8 +404,8 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         name="scale",
-        help="Let an elastic lease grow or shrink to so many GPUs at most.",
-        arguments=(_THIS_LEASE, _MANY),
+        help="Let a lease grow or shrink to so many GPUs, as far as nobody else needs them.",
+        arguments=(_LEASE, _MANY),
         run=lambda pool, args: pool.lease(args.lease).scale(args.gpus),
     ),
     Command(

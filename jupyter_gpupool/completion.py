@@ -72,7 +72,7 @@ class Completer:
         if not before:
             return [*self._commands, "help"]
         if before == ["help"]:
-            return self._commands
+            return [*self._commands, "cell"]
         command = self._commands.get(before[0])
         return () if command is None else self._of_command(command, before, word)
 

@@ -82,7 +82,8 @@ def lease_words(lease: Mapping[str, Any]) -> str:
     name = lease["name"] or lease["id"]
     limits = dict.fromkeys(filter(None, map(limits_words, lease["slices"])))
     limited = f"limited by {'; '.join(limits)}" if limits else ""
-    parts = [f"Lease {name}: {count(lease['gpus'], 'GPU')}{_where(lease)}", _stand(lease), limited]
+    has = f"Lease {name}: {count(lease['gpus'], 'GPU')}{_where(lease)}"
+    parts = [has, _wants(lease), _stand(lease), _shared(lease), limited]
     words = ", ".join(filter(None, parts)) + "." + f" {lease.get('warning', '')}".rstrip()
     return f"{words} {SIMULATED}" if lease.get("simulated") else words
 
@@ -116,6 +117,18 @@ def _where(lease: Mapping[str, Any]) -> str:
         places[key] = places.get(key, 0) + 1
     said = ", ".join(f"{many} {TIMES} {model} on {node}" for (model, node), many in sorted(places.items()))
     return f" ({said})" if said else ""
+
+
+def _wants(lease: Mapping[str, Any]) -> str:
+    """Say how many slices it is on its way to, or would take if nobody else needed them."""
+    wanted = lease.get("wanted") or 0
+    on_its_way = lease["state"] == LeaseState.ACTIVE and wanted and wanted != len(lease["slices"])
+    return f"wants {wanted}" if on_its_way else ""
+
+
+def _shared(lease: Mapping[str, Any]) -> str:
+    others = lease.get("shared_with")
+    return f"shared with {', '.join(others)} (who can run code as {lease['user']})" if others else ""
 
 
 def _stand(lease: Mapping[str, Any]) -> str:

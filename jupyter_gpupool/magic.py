@@ -119,7 +119,7 @@ class GPUPool(Magics, Configurable):
     def _command(self, word: str) -> Command:
         if word not in self.commands:
             meant = commands.nearest(word, self.commands, f"{PROG} help")
-            raise Misuse(f"{PROG} has no command {word!r}. {meant.replace('help --help', 'help')}")
+            raise Misuse(f"{PROG} has no command {word!r}. {meant}")
         return self.commands[word]
 
     def _parse(self, command: Command, words: list[str]) -> Namespace:
@@ -149,12 +149,19 @@ class GPUPool(Magics, Configurable):
             self.current = value.id
             if getattr(args, "with_kernel", False):
                 atexit.register(_release, value)
-        elif command.name == "release":
-            self.current = ""
+        elif isinstance(value, commands.Released):
+            self._let_go(value.ids)
         if args.out:
             self.shell.push({args.out: value})
             return None
         return _Text(value) if isinstance(value, str) else value
+
+    def _let_go(self, ids: frozenset[str]) -> None:
+        """Be about leases no more that are given back."""
+        if self.current in ids:
+            self.current = ""
+        if self._cells is not None:
+            self._cells.let_go(ids)
 
     def pool(self, *, again: bool = False) -> Pool:
         """Return the pool, looked for when it is first needed and again when the address is changed.
@@ -196,6 +203,10 @@ class GPUPool(Magics, Configurable):
 
     def help(self, words: list[str]) -> str:
         """Say what the sub-commands are, or what the options of one are."""
+        if words == ["cell"]:
+            from jupyter_gpupool import cells
+
+            return cells.help_text()
         if words:
             command = self._command(words[0])
             return commands.parser_of(_with_out(command), f"{PROG} {command.name}").format_help().rstrip()
@@ -206,6 +217,7 @@ class GPUPool(Magics, Configurable):
                 "",
                 commands.summary(listed, PROG),
                 "",
+                "A cell that begins with `%%gpupool` runs on the lease: `%gpupool help cell`.",
                 f"`{PROG} help request` lists what can be asked for. For example:",
                 "",
                 f"    lease = {PROG} request --gpus 2 --time 2h",

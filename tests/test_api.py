@@ -302,6 +302,19 @@ async def test_a_caller_who_goes_away_is_not_worked_for(tmp_path):
 
 
 @pytest.mark.asyncio
+async def test_why_says_what_a_lease_has_now_and_dates_what_was_said_before(tmp_path):
+    async with running(tmp_path) as kit:
+        lease = await kit.ask(gpus=1, max_gpus=3, name="el")
+        path = f"/v1/leases/{lease['id']}"
+        assert (await kit.call("ann", "PATCH", path, {"gpus": 2})).status_code == 200
+        first, has, *lately = (await kit.call("ann", "GET", f"{path}/explain")).data["sentences"]
+        names = ", ".join(each["device_name"] for each in (await kit.call("ann", "GET", path)).data["slices"])
+        assert (first, has) == ("el is active.", f"It has 2 GPUs now, on {names}.")
+        assert lately
+        assert all(re.match(r"\d+ s ago: el (has 1 GPU on|is|grows by)", each) for each in lately)
+
+
+@pytest.mark.asyncio
 async def test_notices_are_told_in_their_order_to_their_person_and_none_is_lost(tmp_path):
     async with running(tmp_path) as kit:
         poll = asyncio.ensure_future(kit.call("ann", "GET", "/v1/notices?after=0&wait=30"))

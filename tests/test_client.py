@@ -514,6 +514,14 @@ def test_times_amounts_and_tables_are_said_in_words():
     assert display.waiting_words({**PENDING, "place": 2, "reasons": []}) == "place 2 in the queue (no room)"
 
 
+def test_a_lease_says_what_it_is_on_its_way_to_and_who_may_use_it_too(pool):
+    lease = pool.request(gpus=1, max_gpus=2, name="open")
+    wait_until(lambda: len(lease.refresh().slices) == 2)
+    assert "wants" not in repr(lease)
+    assert ", wants 1," in repr(lease.scale(1)), "the other GPU is just leaving"
+    assert f"shared with eve (who can run code as {lease.user})" in repr(lease.share("eve"))
+
+
 def test_what_others_wrote_reaches_no_terminal_and_no_page_as_code(pool):
     evil = {
         **PENDING,

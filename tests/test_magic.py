@@ -15,7 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from jupyter_gpupool import Pool, PoolError, embedded
-from jupyter_gpupool.commands import COMMANDS
+from jupyter_gpupool.commands import COMMANDS, parser_of
 from jupyter_gpupool.completion import Completer
 from jupyter_gpupool.display import Overview
 from tests.conftest import environment, wait_until
@@ -60,6 +60,10 @@ def test_it_says_what_there_is(gpupool, shell):
         assert all(f"%gpupool {each.name} " in repr(gpupool(line)) for each in COMMANDS)
     assert "--gpus" in repr(gpupool("help request"))
     assert repr(gpupool("request --help")) == repr(gpupool("help request"))
+    assert "--fetch" in repr(gpupool("help cell"))
+    assert "`%gpupool help cell`" in repr(gpupool("help")), (
+        "IPython runs no `%%gpupool --help` without a cell"
+    )
     shown = shell.object_inspect_text("%gpupool", 0)
     assert "%gpupool request" in shown
 
@@ -113,7 +117,20 @@ def test_a_command_that_names_no_lease_is_about_the_one_that_was_requested_here(
     assert gpupool("keep").name == "here"
     gpupool("use elsewhere")
     assert gpupool("keep").name == "elsewhere"
-    gpupool("release here elsewhere")
+    assert gpupool("scale 1").name == "elsewhere"
+    gpupool("release here")
+    assert gpupool("keep").name == "elsewhere", "another one was released"
+    gpupool("release")
+    with pytest.raises(PoolError, match="You have no lease"):
+        gpupool("keep")
+
+
+def test_no_cell_begins_on_a_lease_that_was_released_here(gpupool, pool, shell):
+    gpupool("request --gpus 1 --name brief")
+    shell.run_cell_magic("gpupool", "", "pass")
+    gpupool("release")
+    with pytest.raises(PoolError, match="You have no lease"):
+        shell.run_cell_magic("gpupool", "", "pass")
 
 
 @pytest.mark.parametrize(
@@ -123,6 +140,11 @@ def test_a_command_that_names_no_lease_is_about_the_one_that_was_requested_here(
         ("request --gpu 2", "%gpupool request has no option --gpu. Did you mean --gpus?"),
         ("request 2", "%gpupool request does not take '2' here. Its options: `%gpupool request --help`."),
         ("request --name 'x", "The line cannot be read (No closing quotation): close the quote."),
+        (
+            "share",
+            "%gpupool share: the following arguments are required: LEASE. Its options: `%gpupool share --help`.",
+        ),
+        ("release --all one", "release takes leases or --all, not both."),
         ("help frobnicate", "%gpupool has no command 'frobnicate'. See `%gpupool help`."),
     ],
 )
@@ -130,6 +152,12 @@ def test_a_mistake_teaches(gpupool, line, sentence):
     with pytest.raises(UsageError) as no:
         gpupool(line)
     assert str(no.value) == sentence
+
+
+def test_options_stand_where_a_person_writes_them(gpupool):
+    share = next(each for each in COMMANDS if each.name == "share")
+    said = parser_of(share, "share").parse_args(["mine", "--restart", "ben"])
+    assert (said.lease, said.users, said.restart) == ("mine", ["ben"], True)
 
 
 def test_a_no_is_one_sentence_and_fails_the_cell(shell, pool, capsys):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jupyter_gpupool.controller.overuse import shown
 from jupyter_gpupool.controller.views import WAITING, simulated, when
 from jupyter_gpupool.core.model import WHOLE, LeaseState, Request, SliceState
-from jupyter_gpupool.core.state import SchedulerState
+from jupyter_gpupool.core.state import SchedulerState, gpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -200,6 +200,27 @@ def explanation(face: ControllerFace, why: Explanation) -> dict[str, Any]:
         "reasons": refusals(why.reasons),
         "sentences": list(why.sentences),
     }
+
+
+def standing(face: ControllerFace, record: Lease) -> list[str]:
+    """Say what a lease that does not wait has now, and then what was said of it lately, with its age."""
+    live = record.live()
+    names = ", ".join(dict.fromkeys(face.pool.device_name(each.device) for each in live))
+    each_is = record.request.milli or WHOLE
+    more = f", and wants {gpus(record.wanted * each_is)}" if record.wanted != len(live) else ""
+    has = [f"It has {gpus(sum(each.milli for each in live))} now, on {names}{more}."] if live else []
+    lately = face.store.dated_notes(record.id)
+    return [*has, *(f"{_ago(age)}: {sentence}" for age, sentence in lately)]
+
+
+def _ago(seconds: float) -> str:
+    """Say how long ago something was, in its largest unit.
+
+    >>> _ago(5.4), _ago(600), _ago(7300)
+    ('5 s ago', '10 min ago', '2 h ago')
+    """
+    unit, length = next((each for each in (("h", 3600), ("min", 60)) if seconds >= each[1]), ("s", 1))
+    return f"{seconds // length:g} {unit} ago"
 
 
 def queue(face: ControllerFace, person: Person, most: int) -> list[dict[str, Any]]:

@@ -203,10 +203,15 @@ class Records:
 
     def notes(self, lease: str, limit: int = 5) -> list[str]:
         """Return the last sentences that were said about a lease, oldest first."""
+        return [sentence for _, sentence in self.dated_notes(lease, limit)]
+
+    def dated_notes(self, lease: str, limit: int = 5) -> list[tuple[float, str]]:
+        """Return the same, each with how many seconds ago it was said."""
+        now = self._wall()
         rows = self._db.rows(
-            "SELECT sentence FROM notices WHERE lease = ? ORDER BY seq DESC LIMIT ?", lease, limit
+            "SELECT time, sentence FROM notices WHERE lease = ? ORDER BY seq DESC LIMIT ?", lease, limit
         )
-        return [row[0] for row in reversed(rows)]
+        return [(max(0.0, now - then), sentence) for then, sentence in reversed(rows)]
 
     # ------------------------------------------------------------------------------------- secrets, shares
 

@@ -238,7 +238,7 @@ async def explain(call: Call) -> Answer:
     face, record = call.controller, reached(call)
     said = lease_views.explanation(face, face.pool.explain(record.id, face.clock.now()))
     if record.state not in views.WAITING:  # what happened to it lately is why it is as it is
-        said["sentences"] = [*face.store.notes(record.id), *said["sentences"]]
+        said["sentences"] += lease_views.standing(face, record)
     return Answer(said)
 
 
