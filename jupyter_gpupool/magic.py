@@ -107,7 +107,7 @@ class GPUPool(Magics, Configurable):
 
     @cell_magic("gpupool")
     def gpupool_cell(self, line: str, cell: str) -> None:
-        """Run the cell on a lease: see `%%gpupool --help`."""
+        """Run the cell on a lease: see `%gpupool help cell`."""
         from jupyter_gpupool.cells import Cells
 
         self._cells = self._cells or Cells(self)

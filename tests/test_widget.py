@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -130,6 +131,23 @@ def test_a_cluster_shows_its_lease(kernel, pool):
     assert "GPUPoolCluster" in data["text/plain"]
     assert data[VIEW]["model_id"]
     kernel.run("cluster.close()")
+
+
+def test_a_page_that_knows_no_widgets_has_text_and_html_of_everything_and_tab(kernel, pool):
+    """Such as an editor's: nobody answers what widgets say, and only what is in the output is shown."""
+    kernel.run("lease = pool.request(gpus=1, name='bare')")
+    lines = (
+        "pool",
+        "lease",
+        *(f"%gpupool {each}" for each in ("status", "leases", "why bare", "usage", "health")),
+    )
+    for data in (kernel.shown(each)[-1]["data"] for each in lines):
+        assert data["text/plain"].strip()
+        assert data["text/html"].strip()
+        assert not re.search(r"<script|<link|src=|href=", data["text/html"]), "it needs nothing else"
+    for line, found in (("%gpupool releas", "release"), ("%gpupool keep ba", "bare")):
+        assert found in kernel.client.complete(line, reply=True, timeout=30)["content"]["matches"]
+    kernel.run("lease.release()")
 
 
 def test_a_kernel_that_ends_leaves_html_where_its_widgets_were(kernel, pool):
