@@ -61,13 +61,16 @@ class _Round:
     book: Book
     #: Users whose first blocked request is in the book.
     seen: dict[Tenant, None] = field(default_factory=dict)
+    #: All heads being in the book, only those are open that may pass them.
+    sifted: bool = False
 
     def over(self) -> bool:
         """Nobody further back can start."""
         if self.book.blocked and not self.state.defaults.passing:
             return True
-        if self.book.full:
+        if self.book.full and not self.sifted:
             self.open_ = {shape: None for shape in self.open_ if may_pass(self.book, shape)}
+            self.sifted = True
         return not self.open_
 
     def first_of(self, leaf: Tenant, heads: list[turns.Head]) -> tuple[Lease, tuple[Part, ...]] | None:

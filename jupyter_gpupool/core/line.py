@@ -40,7 +40,7 @@ def planned(limit: int) -> int:
 class Kind:
     """What one slice of requests needs, however many they are; see `reserve.free_of`."""
 
-    __slots__ = ("barred", "free", "mark", "open", "shapes", "want", "whole")
+    __slots__ = ("barred", "every", "free", "mark", "open", "shapes", "want", "whole")
 
     def __init__(self, want: wants.Want, *, whole: bool) -> None:
         """Slices that need this; `whole`: whole devices with their part of the host, which can be counted."""
@@ -48,9 +48,10 @@ class Kind:
         self.whole = whole
         #: Shapes of this kind that wait.
         self.shapes: dict[Shape, None] = {}
-        #: With these bars of the cluster: the devices that it could use.
+        #: With these bars of the cluster: the devices that it could use, and whether these are all.
         self.barred: object = None
         self.open: Mask | None = None
+        self.every = False
         #: At this moment of the cluster: how many of them are wholly free.
         self.mark: object = None
         self.free = 0

@@ -210,7 +210,7 @@ def reconfigure(state: State, projects: tuple[Project, ...], defaults: Defaults)
     state.tree.capacity(state.capacity)
     state.waiting = Waiting()
     state.ranks = None
-    state.takeable_from = {}
+    state.takeable_from, state.ends_of = {}, {}
     state.holding = {}
     for lease in state.leases.values():
         _count(state, lease)

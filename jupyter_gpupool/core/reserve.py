@@ -49,6 +49,7 @@ def look(state: State, kind: Kind) -> Kind:
     if kind.mark != cluster.moment:
         if kind.open is None or kind.barred != cluster.bars:
             kind.open, kind.barred = counts.usable(cluster, kind.want), cluster.bars
+            kind.every = counts.all_of(cluster, kind.open)
         kind.free = counts.wholly_free(cluster, kind.open)
         kind.mark = cluster.moment
     return kind
@@ -127,11 +128,13 @@ class Book:
         kind, kept = base.kind, self.resolve()
         seen, least = self._spares.get((kind, limit), (0, count_free(self.state, kind)))
         if seen < len(kept):
-            late = self.late(limit)
-            fresh = [each for each in late if each.base.plain]
-            least = min([least, *(self._beside(kind, each) for each in fresh)])
-            if len(fresh) < len(late):
-                least = min(least, self._not_kept(kind, late))
+            end, named = self.state.now + limit, False
+            for each in kept[seen:]:
+                if each.start < end and each.base.plain:
+                    least = min(least, self._beside(kind, each))
+                named = named or (each.start < end and not each.base.plain)
+            if named:
+                least = min(least, self._not_kept(kind, self.late(limit)))
             self._spares[kind, limit] = len(kept), least
         return max(0, least)
 
@@ -145,9 +148,9 @@ class Book:
         return counts.has(cluster, usable(self.state, kind), device) and cluster.free_of(device) == WHOLE
 
     def _beside(self, kind: Kind, head: Reservation) -> int:
-        """How many free devices a kind may use beside a head of whole devices."""
+        """How many free devices a kind may use beside a head of whole devices, as far as there are any."""
         if kind is head.base.kind:
-            return min(count_free(self.state, kind), head.spare)
+            return head.spare
         if not overlap(self.state, kind, head.base.kind):
             return count_free(self.state, kind)
         mine, theirs = usable(self.state, kind), usable(self.state, head.base.kind)
@@ -222,8 +225,8 @@ class Book:
         if key not in known:
             known[key] = self._work_out(lease, base)
         found = known[key]
-        if found is None:
-            return None
+        if found is None or (found.lease is lease and found.start >= self.state.now):
+            return found
         start = max(found.start, self.state.now)
         return Reservation(lease=lease, base=base, start=start, spare=found.spare, parts=found.parts)
 
@@ -313,10 +316,9 @@ def hold_parts(state: State, reservation: Reservation) -> None:
 
 def _counter(state: State, kind: Kind) -> Callable[[Lease], int]:
     """How many devices become free for a want when a lease ends."""
-    open_ = usable(state, kind)
-    if counts.all_of(state.cluster, open_):
+    if look(state, kind).every:
         return lambda lease: len(lease.slices)
-    cluster = state.cluster
+    cluster, open_ = state.cluster, usable(state, kind)
     return lambda lease: sum(counts.has(cluster, open_, each.device) for each in lease.slices.values())
 
 

@@ -99,6 +99,8 @@ class State:
         self.ranks: Ranks | None = None
         #: User -> from when on each of their leases has run long enough to be taken from, soonest first.
         self.takeable_from: dict[Tenant, list[int]] = {}
+        #: User -> (when by its time limit, id) of each of their leases, soonest first.
+        self.ends_of: dict[Tenant, list[tuple[int, str]]] = {}
         #: (user, name) -> id of the live lease of that name.
         self.names: dict[tuple[str, str], str] = {}
         #: Node -> ids of the slices on it.
@@ -153,6 +155,14 @@ class State:
         if found is None:
             leases = (self.leases[ident] for ident in self.holding.get(leaf, ()))
             found = self.takeable_from[leaf] = sorted(self.free_at(each) for each in leases)
+        return found
+
+    def own_ends(self, leaf: Tenant) -> list[tuple[int, str]]:
+        """When each of a user's leases ends by its time limit, and its id, soonest first."""
+        found = self.ends_of.get(leaf)
+        if found is None:
+            leases = self.holding.get(leaf, ())
+            found = self.ends_of[leaf] = sorted((self.leases[ident].ends_at, ident) for ident in leases)
         return found
 
     def free_at(self, lease: Lease) -> int:
@@ -308,6 +318,7 @@ class State:
         self._place(self.elastic, lease, there=stretches(lease))
         self._place(self.holding.setdefault(leaf, {}), lease, there=lease.state in HOLDING)
         self.takeable_from.pop(leaf, None)
+        self.ends_of.pop(leaf, None)
         self._place_end(lease)
         self.wish(lease)
         self.tree.review(leaf)

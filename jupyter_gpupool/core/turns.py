@@ -49,7 +49,7 @@ def _below(tenant: Tenant, ranks: Ranks) -> Iterator[Tenant]:
 class Ranks:
     """How tenants stand at one moment, worked out as far as asked; good until anything changes."""
 
-    __slots__ = ("_children", "_standings", "at", "weight")
+    __slots__ = ("_children", "_standings", "at", "splits", "weight")
 
     def __init__(self, at: tuple[int, ...], weight: int) -> None:
         """Begin; `weight` is the decay's at the time that usage is charged up to."""
@@ -57,6 +57,8 @@ class Ranks:
         self.weight = weight
         self._children: dict[Tenant, list[Tenant]] = {}
         self._standings: dict[Tenant, Standing] = {}
+        #: What `split` has found, by user and room.
+        self.splits: dict[tuple[Tenant, int], tuple[list[Head], list[Head]]] = {}
 
     def children(self, tenant: Tenant) -> list[Tenant]:
         """Those right below a tenant who wait, less served first."""
@@ -81,7 +83,7 @@ class Ranks:
 
 def ranks_of(state: State) -> Ranks:
     """How tenants stand now."""
-    at = (state.now, state.tree.mark, state.tree.metered, state.waiting.mark)
+    at = (state.now, state.tree.mark, state.tree.metered, state.waiting.mark, state.ends_mark)
     if state.ranks is None or state.ranks.at != at:
         state.ranks = Ranks(at, state.tree.decay.at(state.now + state.defaults.charged_ahead))
     return state.ranks
@@ -127,6 +129,15 @@ def split(state: State, leaf: Tenant, room: int) -> tuple[list[Head], list[Head]
         return heads, []
     if room < line.least and line.most <= share:
         return [], heads
+    known = ranks_of(state).splits
+    found = known.get((leaf, room))
+    if found is None:
+        found = known[leaf, room] = _split(state, leaf, heads, room)
+    return found
+
+
+def _split(state: State, leaf: Tenant, heads: list[Head], room: int) -> tuple[list[Head], list[Head]]:
+    share = leaf.share[ANY]
     soon: list[Head] = []
     later: list[Head] = []
     #: The first that has to wait for its user's own leases; when it is due, and what it leaves over then.
@@ -148,8 +159,7 @@ def split(state: State, leaf: Tenant, room: int) -> tuple[list[Head], list[Head]
 def _due(state: State, leaf: Tenant, total: int) -> tuple[int, int]:
     """When enough of a user's leases have ended for so much to stay within their share; what is left then."""
     left, when = leaf.share[ANY] - leaf.served[ANY] - total, state.now
-    ends = sorted((state.leases[ident].ends_at, ident) for ident in state.holding.get(leaf, ()))
-    for end, ident in ends:
+    for end, ident in state.own_ends(leaf):
         if left >= 0:
             break
         left += _served(state.leases[ident])

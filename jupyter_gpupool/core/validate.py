@@ -101,6 +101,8 @@ def _indexes(state: State) -> None:
     }
     ends = [(each.ends_at, each.id) for each in leases if each.slices and not each.suspending]
     assert state.ends == sorted(ends)
+    for leaf, own in state.ends_of.items():
+        assert own == sorted((state.leases[ident].ends_at, ident) for ident in state.holding[leaf])
     assert state.end_of == {ident: when for when, ident in ends}
 
 
