@@ -132,7 +132,9 @@ class TestReclaim:
         drains = [each for each in out if isinstance(each, DrainSlice)]
         assert {(each.mode, each.deadline) for each in drains} == {(DrainMode.SUSPEND, made.now + GRACE)}
         record = made.pool.ledger.reclaims[-1]
-        assert (record.user, record.victims[0].lease, record.served, record.share) == ("ub", "a3", 2000, 2000)
+        [victim] = record.victims
+        assert (record.user, victim.lease, record.served, record.share) == ("ub", "a3", 2000, 2000)
+        assert (victim.of, victim.served, victim.share) == ("project a", 8000, 6000)
         assert record.after < record.before
 
     def test_nothing_is_taken_before_it_has_run_a_while_and_then_at_once(self):

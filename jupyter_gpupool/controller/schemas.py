@@ -282,6 +282,9 @@ _VICTIM = {
     "gpus": NUMBER,
     "whole": FLAG,
     "ran": NUMBER,
+    "of": TEXT,
+    "served": NUMBER,
+    "deserved": NUMBER,
 }
 _RECLAIM = {
     "number": WHOLE,

@@ -241,16 +241,26 @@ def _victim(each: Victim, named: Any) -> dict[str, Any]:
         "gpus": each.milli / WHOLE,
         "whole": each.whole,
         "ran": each.ran / 1000,
+        "of": each.of,
+        "served": each.served / WHOLE,
+        "deserved": each.share / WHOLE,
     }
 
 
 def sentence(each: Reclaim) -> str:
     """Say a reclaim in one sentence."""
-    given = ", ".join(
-        f"{victim.milli / WHOLE:g} {'(all of a lease)' if victim.whole else 'of surplus'} of {victim.user}"
-        for victim in each.victims
-    )
+    given = ", ".join(_given(victim) for victim in each.victims)
     return (
         f"{each.user} ({each.project}) gets {each.milli / WHOLE:g} GPUs, and is then served"
         f" {each.served / WHOLE:g} of {each.share / WHOLE:g} deserved; back give {given}."
     )
+
+
+def _given(victim: Victim) -> str:
+    """Say what one lease gives back, and by which numbers."""
+    amount = (
+        f"{victim.milli / WHOLE:g} {'(all of a lease)' if victim.whole else 'of surplus'} of {victim.user}"
+    )
+    if not victim.of:  # written down before these numbers were kept
+        return amount
+    return f"{amount} ({victim.of} was served {victim.served / WHOLE:g} of {victim.share / WHOLE:g} deserved)"

@@ -97,7 +97,7 @@ def _take(plan: Plan, picks: list[Pick], deadline: int) -> Victim:
     """Let one lease give back: its owner is told at once, its running tasks may finish up to the deadline."""
     state, lease, number = plan.state, picks[0].lease, plan.state.ledger.count + 1
     slices, whole = [each for pick in picks for each in pick.slices], any(pick.whole for pick in picks)
-    victim, why = _victim(state, lease, slices, whole=whole), _why(plan, picks[0], whole=whole)
+    victim, why = _victim(plan, picks[0], slices, whole=whole), _why(plan, picks[0], whole=whole)
     held = [list(each) for each in lease.holds] if whole else []
     said = {"for": plan.lease.id, "deadline": deadline, "slices": [each.id for each in slices], "lost": held}
     state.tell(lease, Notice.RECLAIM, _told(state, lease, victim, why), json.dumps(said))
@@ -111,7 +111,8 @@ def _take(plan: Plan, picks: list[Pick], deadline: int) -> Victim:
     return victim
 
 
-def _victim(state: State, lease: Lease, slices: list[Slice], *, whole: bool) -> Victim:
+def _victim(plan: Plan, pick: Pick, slices: list[Slice], *, whole: bool) -> Victim:
+    lease, (_, theirs) = pick.lease, apart(plan.leaf, pick.leaf)
     return Victim(
         lease=lease.id,
         user=lease.request.user,
@@ -119,7 +120,10 @@ def _victim(state: State, lease: Lease, slices: list[Slice], *, whole: bool) -> 
         slices=len(slices),
         milli=sum(each.milli for each in slices),
         whole=whole,
-        ran=lease.ran + state.now - lease.granted_at,
+        ran=lease.ran + plan.state.now - lease.granted_at,
+        of=theirs.title(),
+        served=theirs.served[ANY],
+        share=theirs.share[ANY],
     )
 
 

@@ -86,6 +86,11 @@ class Victim:
     whole: bool
     #: For how long it had run, in milliseconds.
     ran: int
+    #: The user, or a project of theirs, that was compared with the claimant, or a project of theirs; what that
+    #: was served when it was its turn to give, and deserved.
+    of: str = ""
+    served: int = 0
+    share: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
