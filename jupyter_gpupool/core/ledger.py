@@ -86,8 +86,8 @@ class Victim:
     whole: bool
     #: For how long it had run, in milliseconds.
     ran: int
-    #: The user, or a project of theirs, that was compared with the claimant, or a project of theirs; what that
-    #: was served when it was its turn to give, and deserved.
+    #: The user or project that was compared with the claimant or theirs; what that was served when it was its
+    #: turn to give, and deserved.
     of: str = ""
     served: int = 0
     share: int = 0
