@@ -108,16 +108,18 @@ class Line:
         #: The fewest, and the most, thousandths that any of them asks for.
         self.least = self.most = 0
 
-    def add(self, shape: Shape, place: tuple[int, str]) -> None:
-        """Let a request wait."""
+    def add(self, shape: Shape, place: tuple[int, str]) -> bool:
+        """Let a request wait; whether it is the first of its shape."""
         waiting = self.shapes.get(shape)
         if waiting is None:
             self.shapes[shape] = [place]
             self._measure()
-        else:
-            bisect.insort(waiting, place)
-            if waiting[0] is place:
-                self._heads = None
+            return True
+        bisect.insort(waiting, place)
+        if waiting[0] is place:
+            self._heads = None
+            return True
+        return False
 
     def remove(self, shape: Shape, place: tuple[int, str]) -> None:
         """Let a request wait no longer."""
@@ -208,17 +210,18 @@ class Waiting:
             base.kind.shapes[found] = None
         return found
 
-    def add(self, lease: Lease, leaf: Tenant, defaults: Defaults) -> None:
-        """Let a request wait."""
+    def add(self, lease: Lease, leaf: Tenant, defaults: Defaults) -> bool:
+        """Let a request wait; whether it is the first of its user and shape."""
         self.mark += 1
         shape, place = self.shape(lease), rank(lease.request, defaults)
         if leaf.line is None:
             leaf.line = Line()
-        leaf.line.add(shape, (place, lease.id))
+        first = leaf.line.add(shape, (place, lease.id))
         shape.waiting += 1
         self.placed[lease.id] = (place, shape, leaf)
         for tenant in leaf.path():
             tenant.waiting += 1
+        return first
 
     def remove(self, ident: str) -> None:
         """Let a request wait no longer; nothing if it does not."""

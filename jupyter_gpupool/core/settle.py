@@ -2,7 +2,7 @@
 
 Rule 1: replacements first, then claims that have come together, then the queue, then reclaims, and at last
         growth.
-Rule 2: nothing is looked at while nothing has become free or wanted.
+Rule 2: nothing is looked at while nothing has become free or wanted, and no share is to be given out anew.
 
 Not its business: each of these.
 """

@@ -312,8 +312,9 @@ class State:
         leaf = self.leaf(lease.request)
         self.waiting.remove(lease.id)
         if lease.state in WAITING and not lease.claim:
-            self.waiting.add(lease, leaf, self.defaults)
-            self.stirred = True
+            first = self.waiting.add(lease, leaf, self.defaults)
+            # Who stands behind another of their own that is alike can only start after that.
+            self.stirred = self.stirred or first
         self._place(self.claims, lease, there=bool(lease.claim))
         self._place(self.elastic, lease, there=stretches(lease))
         self._place(self.holding.setdefault(leaf, {}), lease, there=lease.state in HOLDING)
@@ -321,6 +322,7 @@ class State:
         self.ends_of.pop(leaf, None)
         self._place_end(lease)
         self.wish(lease)
+        self.stirred = self.stirred or bool(self.tree.stale)
         self.tree.review(leaf)
 
     @staticmethod
