@@ -83,6 +83,14 @@ class Loop:
             waiting.cancel()
             raise
 
+    @classmethod
+    def end(cls) -> None:
+        """End the thread, if there is one; the next `get` starts another."""
+        only, cls._only = cls._only, None
+        if only is not None:
+            atexit.unregister(only.stop)
+            only.stop()
+
     def stop(self) -> None:
         """End the thread."""
         self.loop.call_soon_threadsafe(self.loop.stop)

@@ -38,8 +38,8 @@ class Argument:
     options: dict[str, Any] = field(default_factory=dict)
     #: Whether it is a field of the request.
     asks: bool = False
-    #: What its value is the name of, for completion: "lease", "project", "model", "node", "target", "mig",
-    #: "variable"; or the values themselves: "=0|all".
+    #: What its value is the name of, for completion: "lease", "project", "model", "node", "device", "target"
+    #: (a node or a device), "mig", "user", "variable"; or the values themselves: "=0|all".
     values: str = ""
 
 
@@ -281,6 +281,7 @@ _USERS = Argument(
     help="who may use it besides you; nobody: it is yours alone again",
     metavar="USER",
     options={"nargs": "*", "default": []},
+    values="user",
 )
 _RESTART = Argument(
     flags=("--restart",),
@@ -298,7 +299,7 @@ _ONE_DEVICE = Argument(
     help="a GPU, by name or UUID",
     metavar="GPU",
     options={"nargs": "?"},
-    values="target",
+    values="device",
 )
 _THIS_LEASE = Argument(
     flags=("lease",), name="lease", help="a lease, by name or id", metavar="LEASE", values="lease"

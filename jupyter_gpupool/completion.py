@@ -77,7 +77,7 @@ class Completer:
         return () if command is None else self._of_command(command, before, word)
 
     def _known_of_a_cell(self, before: list[str], word: str) -> Iterable[str]:
-        from jupyter_gpupool.cells import COMMAND
+        from jupyter_gpupool.cell_line import COMMAND
 
         return self._of_command(COMMAND, ["", *before], word)
 
@@ -85,12 +85,13 @@ class Completer:
         option, equals, _ = word.partition("=")
         if not equals:
             option = _option_before(before)
-        asked = next((each for each in command.arguments if option in each.flags), None)
+        asked = _named(command, option)
         if asked is not None and asked.metavar:
             return self._values(asked.values)
         if word.startswith("-"):
-            return [flag for each in command.arguments for flag in each.flags if flag.startswith("--")]
-        return self._values(next(filter(None, map(_of_a_position, command.arguments)), ""))
+            return _flags(command)
+        place = _place(command, before[1:])
+        return self._values(place.values) if place else () if word else _flags(command)
 
     def _values(self, kind: str) -> list[str]:
         """Return what there is of a kind: the notebook knows, or the pool says."""
@@ -122,12 +123,33 @@ def _option_before(before: list[str]) -> str:
     return last if last in SEVERAL else before[-1]
 
 
-def _of_a_position(argument: Argument) -> str:
-    return "" if argument.flags[0].startswith("-") else argument.values
+def _named(command: Command, option: str) -> Argument | None:
+    return next((each for each in command.arguments if option in each.flags), None)
+
+
+def _flags(command: Command) -> list[str]:
+    return [flag for each in command.arguments for flag in each.flags if flag.startswith("--")]
+
+
+def _place(command: Command, before: list[str]) -> Argument | None:
+    """Return the argument without a name that stands after these words; the last one may stand for many."""
+    places = [each for each in command.arguments if not each.flags[0].startswith("-")]
+    given = 0
+    for last, each in zip(["", *before], before, strict=False):
+        named = _named(command, last)
+        given += not (each.startswith("-") or (named is not None and named.metavar))
+    if given < len(places):
+        return places[given]
+    return places[-1] if places and places[-1].options.get("nargs") == "*" else None
 
 
 def _profiles(pool: Pool) -> list[str]:
     return sorted({profile for row in pool.devices() for profile in row.get("profiles") or ()})
+
+
+def _targets(pool: Pool) -> list[str]:
+    devices = pool.devices()
+    return [*dict.fromkeys(row["node"] for row in devices), *(row["name"] for row in devices)]
 
 
 def _leases(pool: Pool) -> list[str]:
@@ -141,5 +163,7 @@ SOURCES: dict[str, Callable[[Pool], list[str]]] = {
     "mig": _profiles,
     "model": lambda pool: sorted(pool.status().models),
     "node": lambda pool: [row["name"] for row in pool.status().nodes],
-    "target": lambda pool: [row["name"] for row in pool.devices()],
+    "device": lambda pool: [row["name"] for row in pool.devices()],
+    "target": _targets,
+    "user": lambda pool: sorted({row["user"] for row in pool.usage()}),
 }

@@ -19,7 +19,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from traitlets import Bool, Unicode
 from traitlets.config import Configurable
 
-from jupyter_gpupool import commands
+from jupyter_gpupool import cell_line, commands
 from jupyter_gpupool.commands import Argument, Command, Misuse
 from jupyter_gpupool.completion import Completer
 from jupyter_gpupool.upkeep import UPKEEP
@@ -70,7 +70,7 @@ class GPUPool(Magics, Configurable):
         self.current = ""
         self._cells: Cells | None = None
         shared = map(_with_kernel, commands.COMMANDS)
-        self.commands = {each.name: each for each in (*shared, *self._own(), *UPKEEP)}
+        self.commands = {each.name: _with_out(each) for each in (*shared, *self._own(), *UPKEEP)}
 
     def _own(self) -> tuple[Command, ...]:
         """Return the sub-commands that only a notebook has."""
@@ -123,7 +123,7 @@ class GPUPool(Magics, Configurable):
         return self.commands[word]
 
     def _parse(self, command: Command, words: list[str]) -> Namespace:
-        parser = commands.parser_of(_with_out(command), f"{PROG} {command.name}")
+        parser = commands.parser_of(command, f"{PROG} {command.name}")
         args = parser.parse_args(words)
         if args.out and not args.out.isidentifier():
             raise Misuse(f"--out needs the name of a variable, and {args.out!r} is none.")
@@ -204,12 +204,10 @@ class GPUPool(Magics, Configurable):
     def help(self, words: list[str]) -> str:
         """Say what the sub-commands are, or what the options of one are."""
         if words == ["cell"]:
-            from jupyter_gpupool import cells
-
-            return cells.help_text()
+            return cell_line.help_text()
         if words:
             command = self._command(words[0])
-            return commands.parser_of(_with_out(command), f"{PROG} {command.name}").format_help().rstrip()
+            return commands.parser_of(command, f"{PROG} {command.name}").format_help().rstrip()
         listed = [(each.name, each.help) for each in self.commands.values()]
         return "\n".join(
             [
@@ -262,6 +260,7 @@ def load(shell: InteractiveShell) -> None:
     if magics not in shell.configurables:
         shell.configurables.append(magics)
     GPUPool.gpupool.__doc__ = magics.help([])  # what `%gpupool?` shows
+    GPUPool.gpupool_cell.__doc__ = magics.help(["cell"])
     if getattr(shell, "kernel", None) is not None:  # a terminal has no widgets
         for module, name, show in _LIVE:
             shell.display_formatter.ipython_display_formatter.for_type_by_name(module, name, _shown(show))
@@ -282,8 +281,11 @@ def unload(shell: InteractiveShell) -> None:
                 shell.display_formatter.ipython_display_formatter.pop(f"{module}.{name}")
     if "jupyter_gpupool.widget" in sys.modules:
         sys.modules["jupyter_gpupool.widget"].close()
+    if "jupyter_gpupool._cells" in sys.modules and not _loaded:
+        sys.modules["jupyter_gpupool._cells"].Loop.end()
     for kind in ("line", "cell"):
         shell.magics_manager.magics[kind].pop("gpupool", None)
+    shell.magics_manager.registry.pop(type(magics).__name__, None)
     shell.configurables.remove(magics)
 
 

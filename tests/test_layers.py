@@ -55,6 +55,7 @@ ROOMS = {
     "magic": "magic",
     "completion": "magic",
     "cells": "magic",
+    "cell_line": "magic",
     "checkpoint": "client",
     "widget": "widget",
     "server": "server",

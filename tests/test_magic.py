@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import getpass
 import subprocess
 import sys
 import threading
@@ -66,6 +67,7 @@ def test_it_says_what_there_is(gpupool, shell):
     )
     shown = shell.object_inspect_text("%gpupool", 0)
     assert "%gpupool request" in shown
+    assert "--fetch" in shell.object_inspect_text("%%gpupool", 0)
 
 
 def test_an_administrator_takes_a_gpu_out_and_back(gpupool, pool):
@@ -213,6 +215,16 @@ TABS = {
     "%gpupool release ta": {"tabbed"},
     "%gpupool release x ta": {"tabbed"},
     "%gpupool request --with": {"--with-kernel"},
+    "%gpupool why ": {"tabbed"},
+    "%gpupool scale ta": {"tabbed"},
+    "%gpupool scale --out x ta": {"tabbed"},
+    "%gpupool share tabbed ": {getpass.getuser()},
+    "%gpupool cordon node-1": {"node-1", *(f"node-1/gpu{n}" for n in range(4))},
+    "%gpupool health node-2/gpu3": {"node-2/gpu3"},
+    "%gpupool leases ": {"--all", "--ended", "--out"},
+    "%gpupool scale tabbed ": set(),
+    "%gpupool help ce": {"cell"},
+    "%%gpupool ": {"--fetch", "--gpus", "--lease", "--on", "--out", "--send"},
     "%%gpupool --le": {"--lease"},
     "%%gpupool --lease ta": {"tabbed"},
     "%%gpupool --on ": {"0", "all"},
@@ -223,8 +235,10 @@ TABS = {
 
 
 def completions(shell, text):
+    """What Tab offers; nothing of ours is followed by what IPython has for any line."""
     with provisionalcompleter():
-        return {each.text for each in shell.Completer.completions(text, len(text))}
+        found = {each.text for each in shell.Completer.completions(text, len(text))}
+    return found if "%%gpupool" not in found else set()
 
 
 def test_tab_completes_commands_options_and_what_the_pool_has(shell, pool):
@@ -269,8 +283,14 @@ def test_its_settings_are_the_shells(shell, gpupool, pool):
 
 def test_unloading_it_leaves_nothing_behind_but_leases(shell, gpupool, pool):
     gpupool("request --gpus 1 --name stays")
+    shell.run_cell_magic("gpupool", "", "pass")
+    matchers = len(shell.Completer.custom_matchers)
     shell.run_line_magic("unload_ext", "jupyter_gpupool")
     assert shell.find_line_magic("gpupool") is None
+    assert shell.find_cell_magic("gpupool") is None
+    assert "GPUPool" not in shell.magics_manager.registry
+    assert len(shell.Completer.custom_matchers) == matchers - 1
+    assert "gpupool-cells" not in [each.name for each in threading.enumerate()]
     assert not [each for each in shell.configurables if type(each).__name__ == "GPUPool"]
     shell.run_line_magic("load_ext", "jupyter_gpupool")
     assert pool.lease("stays").state == "active"
