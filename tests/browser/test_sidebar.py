@@ -213,8 +213,11 @@ def test_with_read_only_access_what_would_be_refused_is_off_and_says_why(page, p
         page.goto("about:blank")
 
 
-def test_a_lease_is_extended_shared_looked_into_and_counted(sidebar: Sidebar, pool, stranger: str):
-    """Extend, Share, Logs and the Dask dashboard of a card; afterwards the history has what it used."""
+def test_a_lease_is_extended_shared_looked_into_and_counted(sidebar: Sidebar, pool, stranger: str, others):
+    """Extend, Share, Logs and the Dask dashboard of a card; afterwards the history has what it used.
+
+    Who has its keys is shut out again by a restart, which is said and asked for first.
+    """
     page = sidebar.page
     lease = pool.request(gpus=2, name="train", time_limit="1h")
     card = sidebar.lease("train")
@@ -231,6 +234,19 @@ def test_a_lease_is_extended_shared_looked_into_and_counted(sidebar: Sidebar, po
     page.keyboard.press("Enter")
     expect(card).to_contain_text(f"Shared with {stranger}")
     assert pool.call("GET", f"/v1/leases/{lease.id}")["shared_with"] == [stranger]
+
+    keys = others.get(f"/v1/leases/{lease.id}/connection")
+    for answer, shared in (("Cancel", [stranger]), ("Restart", [])):
+        card.get_by_role("button", name="Share").click()
+        page.get_by_role("dialog").locator("input").fill("")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("dialog")).to_contain_text("what they compute and hold is lost")
+        page.get_by_role("dialog").get_by_role("button", name=answer).click()
+        expect(card.get_by_text("Shared with")).to_have_count(len(shared))
+        assert pool.call("GET", f"/v1/leases/{lease.id}")["shared_with"] == shared
+    lease.refresh().wait(60)
+    assert pool.get(f"/v1/leases/{lease.id}/connection")["key"] != keys["key"]
+    expect(card.get_by_role("button", name="Dask dashboard")).to_be_enabled()
 
     card.get_by_role("button", name="Logs").click()
     logs = page.locator(".jp-gpupool-Logs")
