@@ -61,16 +61,16 @@ class _Round:
     book: Book
     #: Users whose first blocked request is in the book.
     seen: dict[Tenant, None] = field(default_factory=dict)
-    #: All heads being in the book, only those are open that may pass them.
-    sifted: bool = False
+    #: Only those shapes are open that may pass so many heads.
+    sifted: int = 0
 
     def over(self) -> bool:
         """Nobody further back can start."""
         if self.book.blocked and not self.state.defaults.passing:
             return True
-        if self.book.full and not self.sifted:
+        if self.sifted != self.book.count:
             self.open_ = {shape: None for shape in self.open_ if may_pass(self.book, shape)}
-            self.sifted = True
+            self.sifted = self.book.count
         return not self.open_
 
     def first_of(self, leaf: Tenant, heads: list[turns.Head]) -> tuple[Lease, tuple[Part, ...]] | None:

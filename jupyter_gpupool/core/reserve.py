@@ -11,6 +11,8 @@ Not its business: who is ahead of whom (`tree`).
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -80,24 +82,25 @@ class Book:
         self.state = state
         self.kept: list[Reservation] = []
         self._blocked: list[tuple[Lease, Base]] = []
-        self._count = 0
+        #: How many heads have been noted.
+        self.count = 0
         #: By kind and time limit: what `spare` has found beside so many of the kept.
         self._spares: dict[tuple[Kind, int], tuple[int, int]] = {}
 
     @property
     def blocked(self) -> bool:
         """There is a head that cannot start now."""
-        return self._count > 0
+        return self.count > 0
 
     @property
     def full(self) -> bool:
         """No further head gets a reservation."""
-        return self._count >= self.state.defaults.reservations
+        return self.count >= self.state.defaults.reservations
 
     def block(self, lease: Lease, shape: Shape) -> None:
         """Note a head that cannot start now."""
         if not self.full:
-            self._count += 1
+            self.count += 1
             self._blocked.append((lease, self._bounded(lease, shape.base)))
 
     def _bounded(self, lease: Lease, base: Base) -> Base:
@@ -245,12 +248,12 @@ class Book:
             left -= each.base.count if overlap(state, base.kind, each.base.kind) else 0
         if left >= 0:
             return Reservation(lease=lease, base=base, start=state.now, spare=left)
-        count = _counter(state, base.kind)
-        for when, ident in state.ends:
-            left += count(state.leases[ident])
-            if left >= 0:
-                return Reservation(lease=lease, base=base, start=max(when, state.now), spare=left)
-        return None
+        freed = _freed(state, base.kind)
+        at = bisect.bisect_left(freed, -left)
+        if at == len(freed):
+            return None
+        start = max(state.ends[at][0], state.now)
+        return Reservation(lease=lease, base=base, start=start, spare=left + freed[at])
 
     def _count_nodes(self, lease: Lease, base: Base) -> Reservation | None:
         """Whole devices of one node: add up by node what ends, soonest first."""
@@ -312,6 +315,15 @@ def hold_parts(state: State, reservation: Reservation) -> None:
     for number, part in enumerate(reservation.parts):
         if state.cluster.free_of(part.device) >= part.milli:
             state.cluster.hold(f"{reservation.lease.id}?{number}", reservation.lease.id, part)
+
+
+def _freed(state: State, kind: Kind) -> list[int]:
+    """How many devices that a kind could use come free by each of the ends, those before it included."""
+    known = state.freed_by_ends()
+    if kind not in known:
+        count = _counter(state, kind)
+        known[kind] = list(itertools.accumulate(count(state.leases[ident]) for _, ident in state.ends))
+    return known[kind]
 
 
 def _counter(state: State, kind: Kind) -> Callable[[Lease], int]:

@@ -52,6 +52,7 @@ from jupyter_gpupool.core.tree import CPUS, MEMORY, Tenant, Tree
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from jupyter_gpupool.core.line import Kind
     from jupyter_gpupool.core.reserve import Reservation
     from jupyter_gpupool.core.turns import Ranks
 
@@ -95,6 +96,7 @@ class State:
         self.ends_mark = 0
         self._reserved_at: tuple[object, int] = ((), 0)
         self._reserved: dict[object, Reservation | None] = {}
+        self._freed_by_ends: dict[Kind, list[int]] = {}
         #: How tenants stand, as last worked out.
         self.ranks: Ranks | None = None
         #: User -> from when on each of their leases has run long enough to be taken from, soonest first.
@@ -349,8 +351,13 @@ class State:
         """What `reserve` has worked out since anything last changed."""
         at = (self.cluster.moment, self.ends_mark)
         if self._reserved_at != at:
-            self._reserved_at, self._reserved = at, {}
+            self._reserved_at, self._reserved, self._freed_by_ends = at, {}, {}
         return self._reserved
+
+    def freed_by_ends(self) -> dict[Kind, list[int]]:
+        """What `reserve` has counted since anything last changed: what comes free, end by end."""
+        self.reserved()
+        return self._freed_by_ends
 
     def wish(self, lease: Lease) -> None:
         """Count what a lease wants for its user's demand."""
