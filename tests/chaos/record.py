@@ -81,13 +81,13 @@ class Record:
     # --------------------------------------------------------------------------------------------- comparing
 
     def hold_against(
-        self, leases: list[dict[str, Any]], now: list[dict[str, Any]], settings: dict[str, Any]
+        self, leases: list[dict[str, Any]], devices: list[dict[str, Any]], settings: dict[str, Any]
     ) -> None:
         """Compare the record with what the pool says now; call it with the lock held since before asking.
 
         Args:
             leases: All that it lists, page by page.
-            now: Those that have not ended, as they were at one moment.
+            devices: All devices with what is granted of them, as they were at one moment.
             settings: What the wishes are now, by the same names.
         """
         known = {each["id"]: each for each in leases}
@@ -96,7 +96,7 @@ class Record:
         for asked in self.asked.values():
             if asked.id and not (full and asked.releasing and asked.id not in known):
                 self._look_at(asked, known.get(asked.id))
-        self._look_at_devices(now)
+        self._look_at_devices(devices)
         for name, value in settings.items():
             if name in self.wishes and not self.wishes[name].allows(value):
                 self.find("lost", name, f"{name} is {value}, and was confirmed as {self.wishes[name]}")
@@ -133,14 +133,11 @@ class Record:
             words = f"{asked.name} was to end at {asked.ends_at}, and now at {now['ends_at']}"
             self.find("lost", f"{asked.name} extended", words)
 
-    def _look_at_devices(self, leases: list[dict[str, Any]]) -> None:
-        taken: Counter[str] = Counter()
-        for lease in leases:
-            for each in lease["slices"]:
-                taken[each["device"]] += each["milli"]
-        for device, milli in taken.items():
+    def _look_at_devices(self, devices: list[dict[str, Any]]) -> None:
+        for each in devices:
+            milli = sum(part["milli"] for part in each["parts"])
             if milli > WHOLE:
-                self.find("doubled", device, f"{milli} thousandths of {device} are granted")
+                self.find("doubled", each["name"], f"{milli} thousandths of {each['name']} are granted")
 
     def look_at_machine(self, there: dict[str, set[str]], milli: dict[str, int]) -> None:
         """Compare what really runs: on each device the leases whose processes have a context there.

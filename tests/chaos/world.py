@@ -227,10 +227,9 @@ class World(PoolProcesses):
         with self.record.lock:
             there = self.on_devices()
             leases = self.everything()  # after what runs: a lease with processes is among them
-            # Pages come one after the other, and a part may be given on meanwhile: this is one answer.
-            now = self.ask("GET", "/v1/leases?limit=500").json()
-            assert not now["next"]
-            self.record.hold_against(leases, now["leases"], self.settings())
+            # Leases come page by page, and a part may be given on meanwhile: this is one answer.
+            devices = self.ask("GET", "/v1/devices").json()["devices"]
+            self.record.hold_against(leases, devices, self.settings())
             wanted = {each.name: each.gpus for each in self.record.asked.values()}
             milli = {each["id"]: round(1000 * min(1, wanted[each["name"]])) for each in leases}
             self.record.look_at_machine(there, milli)
