@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from jupyter_gpupool import service
 from jupyter_gpupool.controller.records import Ran, StoreError
 from jupyter_gpupool.core.model import Notice, Notify, Tick
 from jupyter_gpupool.core.pool import Pool
@@ -91,6 +92,7 @@ class Keeper:
         """Take a snapshot where a restart would have much to replay."""
         if self._store.since_snapshot >= SNAPSHOT_AFTER:
             self._store.snapshot(self.pool.snapshot())
+            service.give_memory_back()
 
     def _done(self, seq: int, event: PoolEvent, instructions: list[Instruction]) -> None:
         self._keep_notices(self.pool, [(seq, instructions)])
