@@ -99,3 +99,6 @@ def test_what_keeps_a_worker_from_starting_is_told_in_its_own_words(node, lease)
     lease.begin()
     failed = node.wait_failed("slice_failed", slice=lease.parts[0].id)
     assert "no_such_module" in failed["why"]
+    late = lease.add(wait=False)  # its replacement, say: for that one the scheduler is there already
+    failed = node.wait_failed("slice_failed", slice=late.id)
+    assert "no_such_module" in failed["why"]

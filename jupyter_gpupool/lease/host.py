@@ -220,8 +220,10 @@ class _Host:
         early = [Early(nanny, self._scheduler) for nanny in cluster.nannies]
         try:
             await cluster
-        except Exception as error:
-            raise next((why for each in early if (why := each.reason())), error) from error
+        except Exception as error:  # noqa: BLE001 - it is raised again
+            # Dask's own says only that it did not start; of a worker that did not wait its cause knows more.
+            reason = next((why for each in early if (why := each.reason())), error.__cause__)
+            raise reason or error  # noqa: B904 - `from` would put a circle in place of the causes that it has
 
     async def _replace(self, why: str) -> None:
         """Start another worker on the same GPU in place of one that cannot be asked; nobody is blamed."""
@@ -292,9 +294,11 @@ def true_error(error: BaseException) -> BaseException:
         error: What was raised.
     """
     link: BaseException | None = error
-    while link is not None:
+    seen: set[int] = set()
+    while link is not None and id(link) not in seen:  # causes may go round in a circle
         if type(link).__name__.startswith("NVMLError"):
             return link
+        seen.add(id(link))
         link = link.__cause__ or link.__context__
     return error
 
