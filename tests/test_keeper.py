@@ -179,7 +179,7 @@ def test_what_was_idle_before_a_restart_of_the_controller_still_is():
 def test_the_keys_of_a_lease_outlive_the_controller(store):
     keys = Keys(store)
     keys.note_head("node-1")
-    made = keys.ensure("L1")
+    made = keys.ensure("L1", 0, "ann")
     keys.note_dashboard("L1", "https://d:1")
     again = Keys(store)
     assert again.head == "node-1"
