@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +54,8 @@ class LeasePlugin(SchedulerPlugin):
         self._link: Link | None = None
         self._scheduler: Any = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._ending: asyncio.Task[None] | None = None
+        #: Its clients are being told that it ends.
+        self._told: asyncio.Task[None] | None = None
         self._retiring: dict[str, Retirement] = {}
         self._dropping: dict[str, asyncio.Task[None]] = {}
         #: What it cost to drain each slice; a worker of one of these is never let in again.
@@ -91,12 +94,19 @@ class LeasePlugin(SchedulerPlugin):
 
     def end(self, why: str = "") -> None:
         """End the lease's scheduler, once its clients have been told why; it may be called again."""
-        if self._ending is None:
-            self._ending = self._do(self._end(why))
+        if self._told is None:
+            self._told = self._do(say_farewell(self._scheduler, why))
+            self._do(self._end(self._told))
 
-    async def _end(self, why: str) -> None:
-        await say_farewell(self._scheduler, why)
+    async def _end(self, told: asyncio.Task[None]) -> None:
+        await told
         await self._scheduler.close(reason="lease-ended")
+
+    def end_at_once(self) -> None:
+        """End the process as SIGTERM does, as soon as the lease's clients have been told why."""
+        self.end()
+        if self._told is not None:
+            self._told.add_done_callback(lambda _: os._exit(128 + signal.SIGTERM))
 
     # ------------------------------------------------------------------------------------------- Dask's hooks
 

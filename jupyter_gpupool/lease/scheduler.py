@@ -161,7 +161,7 @@ async def _serve(spec: dict[str, Any]) -> None:
     plugin.attach(link)
     link.start()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, lambda: loop.call_later(_WORD_S, plugin.end))
+    loop.add_signal_handler(signal.SIGTERM, lambda: loop.call_later(_WORD_S, plugin.end_at_once))
     try:
         await scheduler.finished()
     finally:
