@@ -12,6 +12,7 @@ Rule 2: what is being given back for a request counts as its own from the notice
 Rule 3: a request that is feasible for longer than min run time and grace, without a break, is a violation,
         unless by the time limits of what runs it would delay one of a project below its share for which the
         room is kept: an earlier one of its own project, or one that is wider than the whole share of its own.
+        Of several such projects it is the first of each, one after the other, as many as get reservations.
 
 Not its business: trees, models, shares of GPUs.
 """
@@ -179,7 +180,7 @@ class Checker:
         room = {name: amount - self._served[name] for name, amount in share.items()}
         there = self._unclaimed() + self._to_be_had(share)
         waiting = {key: group for key, group in self._waiting.items() if group}
-        heads = [(key, group.first()) for key, group in waiting.items()]
+        heads = sorted(((key, group.first()) for key, group in waiting.items()), key=lambda each: each[1])
         feasible = set()
         for key, first in heads:
             if key[1] <= min(room[key[0]], there):
@@ -216,14 +217,21 @@ class Checker:
     ) -> tuple[int, int]:
         """How many of the free GPUs, and how much of its project's share, others leave to a request."""
         (project, _, limit), free = key, self._unclaimed()
-        kept, closed = free, self.gpus
+        kept, closed, wide = free, self.gpus, dict[str, int]()
+        everybody = [each for running in self._running.values() for each in running]
         for (whose, gpus, _), other in heads:
             own = whose == project and other < first
             if own and room[whose] < gpus <= share[whose]:
                 closed = min(closed, self._spare(room[whose], gpus, limit, self._running[project]))
-            elif gpus > free and (own or (whose != project and gpus > share[whose] > self._served[whose])):
-                everybody = [each for running in self._running.values() for each in running]
+            elif gpus > free and own:
                 kept = min(kept, self._spare(free, gpus, limit, everybody))
+            elif gpus > free and whose != project and gpus > share[whose] > self._served[whose]:
+                wide.setdefault(whose, gpus)
+        ahead, most = 0, free + sum(self._jobs[each].gpus for each in everybody)
+        for gpus in [*wide.values()][: self.defaults.reservations]:
+            if ahead + gpus <= most:
+                ahead += gpus
+                kept = min(kept, self._spare(free, ahead, limit, everybody))
         return kept, closed
 
     def _spare(self, left: int, gpus: int, limit: int, running: Iterable[str]) -> int:

@@ -226,6 +226,15 @@ def test_who_waits_for_an_earlier_one_of_their_own_is_none(at):
     assert violations(jobs, 4, "ours") == set()
 
 
+def test_who_waits_for_several_that_are_wider_than_their_shares_is_none():
+    """Room for one more would be left beside the first of them, and none when both have started."""
+    jobs = [job(f"r{at}", 0, 50, 2, project=f"d{at}") for at in range(1, 5)]
+    jobs += [job("r5", 0, 200, 2, project="d5"), job("r6", 1, 30, 7), job("r7", 1, 30, 7, project="b")]
+    jobs += [job("r8", 1, 200, 1, project="c")]
+    assert wait(played(jobs, 16)["r8"]) == 61
+    assert violations(jobs, 16, "ours") == set()
+
+
 # ------------------------------------------------------------------------------------------ a real trace
 
 
