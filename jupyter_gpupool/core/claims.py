@@ -185,7 +185,7 @@ def _count(state: State, lease: Lease, sign: int) -> None:
 
 def fulfil(state: State) -> None:
     """Grant the claims whose parts have all come free."""
-    for ident in list(state.claims):
+    for ident in [ident for ident in state.claims if ident in state.ready] if state.ready else ():
         lease = state.leases[ident]
         if lease.claim and not lease.claim.awaited:
             _fulfil(state, lease)

@@ -248,12 +248,11 @@ class Book:
             left -= each.base.count if overlap(state, base.kind, each.base.kind) else 0
         if left >= 0:
             return Reservation(lease=lease, base=base, start=state.now, spare=left)
-        freed = _freed(state, base.kind)
-        at = bisect.bisect_left(freed, -left)
-        if at == len(freed):
+        found = _freed(state, base.kind, -left)
+        if found is None:
             return None
-        start = max(state.ends[at][0], state.now)
-        return Reservation(lease=lease, base=base, start=start, spare=left + freed[at])
+        when, freed = found
+        return Reservation(lease=lease, base=base, start=max(when, state.now), spare=left + freed)
 
     def _count_nodes(self, lease: Lease, base: Base) -> Reservation | None:
         """Whole devices of one node: add up by node what ends, soonest first."""
@@ -317,13 +316,20 @@ def hold_parts(state: State, reservation: Reservation) -> None:
             state.cluster.hold(f"{reservation.lease.id}?{number}", reservation.lease.id, part)
 
 
-def _freed(state: State, kind: Kind) -> list[int]:
-    """How many devices that a kind could use come free by each of the ends, those before it included."""
+def _freed(state: State, kind: Kind, least: int) -> tuple[int, int] | None:
+    """When so many devices that a kind could use have come free by what ends, and how many then."""
     known = state.freed_by_ends()
     if kind not in known:
         count = _counter(state, kind)
-        known[kind] = list(itertools.accumulate(count(state.leases[ident]) for _, ident in state.ends))
-    return known[kind]
+        known[kind] = [], itertools.accumulate(count(state.leases[ident]) for _, ident in state.ends)
+    sums, rest = known[kind]
+    while not sums or sums[-1] < least:
+        more = next(rest, None)
+        if more is None:
+            return None
+        sums.append(more)
+    at = bisect.bisect_left(sums, least)
+    return state.ends[at][0], sums[at]
 
 
 def _counter(state: State, kind: Kind) -> Callable[[Lease], int]:

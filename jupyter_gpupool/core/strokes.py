@@ -50,7 +50,7 @@ from jupyter_gpupool.core.state import (
 from jupyter_gpupool.core.tree import CPUS, MEMORY, Tenant, Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from jupyter_gpupool.core.line import Kind
     from jupyter_gpupool.core.reserve import Reservation
@@ -87,6 +87,8 @@ class State:
         #: Ids of requests that others give back for, and of leases with surplus slices or room for some.
         self.claims: dict[str, None] = {}
         self.elastic: dict[str, None] = {}
+        #: Of the requests that others give back for, those that await nothing more.
+        self.ready: dict[str, None] = {}
         #: User -> ids of the leases that hold something.
         self.holding: dict[Tenant, dict[str, None]] = {}
         #: (when by its time limit, id) of everything that holds something, soonest first.
@@ -96,7 +98,7 @@ class State:
         self.ends_mark = 0
         self._reserved_at: tuple[object, int] = ((), 0)
         self._reserved: dict[object, Reservation | None] = {}
-        self._freed_by_ends: dict[Kind, list[int]] = {}
+        self._freed_by_ends: dict[Kind, tuple[list[int], Iterator[int]]] = {}
         #: How tenants stand, as last worked out.
         self.ranks: Ranks | None = None
         #: User -> from when on each of their leases has run long enough to be taken from, soonest first.
@@ -210,8 +212,13 @@ class State:
         claimant = self.leases.get(self.awaited.pop(ident, ""))
         if claimant and claimant.claim:
             claimant.claim.awaited.pop(ident, None)
+            self.complete(claimant)
             self.hold(claimant, ident, part_of(slice_))
         self.stir()
+
+    def complete(self, lease: Lease) -> None:
+        """Note whether all that a claim awaits has been freed."""
+        self._place(self.ready, lease, there=lease.claim is not None and not lease.claim.awaited)
 
     def hold(self, lease: Lease, key: str, part: Part) -> None:
         """Hold a free part for a claimant, as long as its claim stands."""
@@ -318,6 +325,7 @@ class State:
             # Who stands behind another of their own that is alike can only start after that.
             self.stirred = self.stirred or first
         self._place(self.claims, lease, there=bool(lease.claim))
+        self.complete(lease)
         self._place(self.elastic, lease, there=stretches(lease))
         self._place(self.holding.setdefault(leaf, {}), lease, there=lease.state in HOLDING)
         self.takeable_from.pop(leaf, None)
@@ -354,8 +362,8 @@ class State:
             self._reserved_at, self._reserved, self._freed_by_ends = at, {}, {}
         return self._reserved
 
-    def freed_by_ends(self) -> dict[Kind, list[int]]:
-        """What `reserve` has counted since anything last changed: what comes free, end by end."""
+    def freed_by_ends(self) -> dict[Kind, tuple[list[int], Iterator[int]]]:
+        """What `reserve` has summed up since anything changed: what comes free by each end, and the rest."""
         self.reserved()
         return self._freed_by_ends
 

@@ -92,6 +92,7 @@ def _indexes(state: State) -> None:
     }
     assert names == state.names
     assert set(state.claims) == {each.id for each in leases if each.claim}
+    assert set(state.ready) == {each.id for each in leases if each.claim and not each.claim.awaited}
     awaited = {ident: each.id for each in leases if each.claim for ident in each.claim.awaited}
     assert awaited == state.awaited
     elastic = {each.id for each in leases if stretches(each)}
