@@ -131,6 +131,12 @@ class _Lease:
             for piece in self.data["slices"]
         )
 
+    def _attached(self, answer: dict[str, Any]) -> tables.Said:
+        """Say which devices this process has got, by what people call them as far as that is known here."""
+        known = {each.device: each.device_name for each in self.slices}
+        names = [known.get(each, each) for each in answer["devices"]]
+        return tables.Said({**answer, "lease": self.name, "names": names}, display.attached_words)
+
     def __repr__(self) -> str:
         return display.lease_words(self.data)
 
@@ -309,7 +315,7 @@ class Lease(_Lease):
         """
         answer = self._pool.carry_out(steps.attach(self.id, this_process(self.name)))
         take(answer)
-        return tables.Said({**answer, "lease": self.name}, display.attached_words)
+        return self._attached(answer)
 
     def logs(self) -> tables.Logs:
         """Return what the lease's scheduler and workers wrote, the errors of a start that failed included."""
@@ -410,7 +416,7 @@ class AsyncLease(_Lease):
         """Have this process see the lease's devices, and count as the lease's. See `Lease.attach`."""
         answer = await self._pool.carry_out(steps.attach(self.id, this_process(self.name)))
         take(answer)
-        return tables.Said({**answer, "lease": self.name}, display.attached_words)
+        return self._attached(answer)
 
     async def logs(self) -> tables.Logs:
         """Return what the lease's scheduler and workers wrote."""

@@ -120,10 +120,10 @@ def _where(lease: Mapping[str, Any]) -> str:
 
 
 def _wants(lease: Mapping[str, Any]) -> str:
-    """Say how many slices it is on its way to, or would take if nobody else needed them."""
-    wanted = lease.get("wanted") or 0
-    on_its_way = lease["state"] == LeaseState.ACTIVE and wanted and wanted != len(lease["slices"])
-    return f"wants {wanted}" if on_its_way else ""
+    """Say how many GPUs it is on its way to, or would take if nobody else needed them."""
+    wanted, slices = lease.get("wanted") or 0, lease["slices"]
+    on_its_way = lease["state"] == LeaseState.ACTIVE and slices and wanted not in (0, len(slices))
+    return f"wants {gpus(wanted * slices[0]['milli'])}" if on_its_way else ""
 
 
 def _shared(lease: Mapping[str, Any]) -> str:
@@ -327,7 +327,7 @@ def explanation_words(answer: Mapping[str, Any]) -> list[str]:
 
 def attached_words(answer: Mapping[str, Any]) -> list[str]:
     """Say what a process has got by being attached to a lease."""
-    devices = answer["devices"]
+    devices = answer["names"]
     return [
         f"This process has {count(len(devices), 'device')} of lease {answer['lease']}: {', '.join(devices)}.",
         "When the lease ends, a process that still uses them is ended with it.",

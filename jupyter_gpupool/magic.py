@@ -118,6 +118,10 @@ class GPUPool(Magics, Configurable):
 
     def _command(self, word: str) -> Command:
         if word not in self.commands:
+            from jupyter_gpupool import cli
+
+            if word in {each.name for each in cli.ALL}:
+                raise Misuse(f"{PROG} has no command {word!r}: in a terminal it is `jupyter gpupool {word}`.")
             meant = commands.nearest(word, self.commands, f"{PROG} help")
             raise Misuse(f"{PROG} has no command {word!r}. {meant}")
         return self.commands[word]

@@ -145,8 +145,9 @@ def test_a_kernel_is_attached_unless_cuda_is_initialised_already(pool: Pool):
     kernel = Kernel()
     try:
         kernel.run("%gpupool request --gpus 1 --name near")
-        device = pool.lease("near").slices[0].device
-        assert f"This process has 1 device of lease near: {device}." in kernel.run("%gpupool attach near")
+        [part] = pool.lease("near").slices
+        device, name = part.device, part.device_name
+        assert f"This process has 1 device of lease near: {name}." in kernel.run("%gpupool attach near")
         assert device in kernel.run("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
         use = "from jupyter_gpupool.driver import simulated; simulated.install(); simulated.malloc(2**30)"
         kernel.run(use)

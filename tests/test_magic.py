@@ -150,6 +150,7 @@ def test_no_cell_begins_on_a_lease_that_was_released_here(gpupool, pool, shell):
             ),
         ),
         ("release --all one", "release takes leases or --all, not both."),
+        ("start", "%gpupool has no command 'start': in a terminal it is `jupyter gpupool start`."),
         ("help frobnicate", "%gpupool has no command 'frobnicate'. See `%gpupool help`."),
     ],
 )

@@ -205,7 +205,7 @@ def explanation(face: ControllerFace, why: Explanation) -> dict[str, Any]:
 def standing(face: ControllerFace, record: Lease) -> list[str]:
     """Say what a lease that does not wait has now, and then what was said of it lately, with its age."""
     live = record.live()
-    names = ", ".join(dict.fromkeys(face.pool.device_name(each.device) for each in live))
+    names = ", ".join(sorted({face.pool.device_name(each.device) for each in live}))
     each_is = record.request.milli or WHOLE
     more = f", and wants {gpus(record.wanted * each_is)}" if record.wanted != len(live) else ""
     has = [f"It has {gpus(sum(each.milli for each in live))} now, on {names}{more}."] if live else []
