@@ -51,6 +51,8 @@ class Command:
     help: str
     arguments: tuple[Argument, ...] = ()
     run: Callable[[Any, argparse.Namespace], Any]
+    #: What is wrong with words that are each right by themselves; "": nothing.
+    wrong: Callable[[argparse.Namespace], str] = lambda _: ""
     #: Whether `run` is given a pool; else None.
     pool: bool = True
     #: Whether it starts the pool of this machine again that somebody has stopped: a look does not.
@@ -60,12 +62,16 @@ class Command:
 class _Parser(argparse.ArgumentParser):
     """An `argparse` parser that raises rather than ends the process."""
 
-    #: What shows its options.
-    shown_by = ""
+    #: What shows its options, and what looks at all words together.
+    shown_by: str
+    wrong: Callable[[argparse.Namespace], str]
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Take options wherever they stand: `share LEASE --restart ben` too."""
-        return self.parse_intermixed_args(args, namespace)
+        found = self.parse_intermixed_args(args, namespace)
+        if wrong := self.wrong(found):
+            raise Misuse(wrong)
+        return found
 
     def error(self, message: str) -> NoReturn:
         raise Misuse(_taught(self, message))
@@ -100,7 +106,7 @@ def parser_of(command: Command, prog: str, shown_by: str = "") -> argparse.Argum
         shown_by: What shows its options, where that is not `--help`.
     """
     parser = _Parser(prog=prog, description=command.help, add_help=False, allow_abbrev=False)
-    parser.shown_by = shown_by or f"{prog} --help"
+    parser.shown_by, parser.wrong = shown_by or f"{prog} --help", command.wrong
     for each in command.arguments:
         options = dict(each.options)
         if each.flags[0].startswith("-"):
@@ -352,8 +358,6 @@ class Released(str):
 
 def _release(pool: Pool, args: argparse.Namespace) -> str:
     leases: Sequence[Lease]
-    if args.all and args.lease:
-        raise Misuse("release takes leases or --all, not both.")
     if args.all:
         leases = pool.leases()
         if not leases:
@@ -419,6 +423,7 @@ COMMANDS: tuple[Command, ...] = (
         name="release",
         help="Give leases back, or withdraw requests.",
         arguments=(_LEASES, _ALL_MINE),
+        wrong=lambda args: "release takes leases or --all, not both." if args.all and args.lease else "",
         run=_release,
     ),
     Command(
