@@ -34,6 +34,25 @@ if TYPE_CHECKING:
     from jupyter_gpupool.client import Lease, Pool
 
 PROG = "%gpupool"
+#: Commands that only a terminal has.
+TERMINAL = frozenset(
+    [
+        "agent",
+        "backup",
+        "drill",
+        "get-projects",
+        "login",
+        "remove",
+        "replay",
+        "restore",
+        "set-projects",
+        "simulate",
+        "start",
+        "stop",
+        "token",
+        "trace",
+    ]
+)
 _OUT = Argument(
     flags=("--out",),
     name="out",
@@ -118,9 +137,7 @@ class GPUPool(Magics, Configurable):
 
     def _command(self, word: str) -> Command:
         if word not in self.commands:
-            from jupyter_gpupool import cli
-
-            if word in {each.name for each in cli.ALL}:
+            if word in TERMINAL:
                 raise Misuse(f"{PROG} has no command {word!r}: in a terminal it is `jupyter gpupool {word}`.")
             meant = commands.nearest(word, self.commands, f"{PROG} help")
             raise Misuse(f"{PROG} has no command {word!r}. {meant}")

@@ -208,6 +208,10 @@ def test_each_command_of_the_magic_has_its_call_and_its_twin_in_the_sidebar(plac
     assert named == set(magic._loaded[id(place)].commands) | {"help"}
 
 
+def test_the_magic_knows_what_only_a_terminal_has(place):
+    assert {each.name for each in cli.ALL} - set(magic._loaded[id(place)].commands) == magic.TERMINAL
+
+
 def test_what_the_reference_calls_exists():
     routes = {
         f"{method.upper()} {path}" for path, methods in DESCRIPTION["paths"].items() for method in methods
