@@ -86,7 +86,8 @@ class StandIn:
 
     def start_worker(self, order: dict[str, Any]) -> None:
         self.slices.add(order["slice"]["id"])
-        self.put("slice_started", slice=order["slice"]["id"])
+        if order["address"]:  # else its host waits for that
+            self.put("slice_started", slice=order["slice"]["id"])
 
     def drain(self, order: dict[str, Any]) -> None:
         self.put("slice_drained", slice=order["slice"], forced=[], lost=[])
@@ -391,6 +392,14 @@ def accounts(day: Day) -> Any:
     return encode(day.controller.pool.ledger.accounts)
 
 
+def without_decay(found: Any) -> Any:
+    return {name: {**each, "kept": None} for name, each in found.items()}
+
+
+def decayed(found: Any) -> Any:
+    return {name: each["kept"] for name, each in found.items()}
+
+
 def test_the_controller_may_die_after_every_single_write_of_a_day(world, tmp_path, monkeypatch):
     die_everywhere(world, tmp_path, monkeypatch, LIVED_ON)
 
@@ -420,7 +429,10 @@ def die_everywhere(world, tmp_path, monkeypatch, lived_on):
         if number % lived_on == 0:
             live(again)
             check(again)
-            assert accounts(again) == whole, "the ledger adds up to the millisecond"
+            now = accounts(again)
+            assert without_decay(now) == without_decay(whole), "the ledger adds up to the millisecond"
+            # What has decayed is rounded at each event, and a crash may make for one more.
+            assert decayed(now) == pytest.approx(decayed(whole), rel=1e-6)
         again.close()
         shutil.rmtree(crash.folder)
     assert len(crashes) > 150

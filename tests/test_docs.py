@@ -93,6 +93,8 @@ def place(tmp_path_factory, session_folder):
     "page", [page for page in PAGES if any(map(runs, blocks(page)))], ids=lambda p: p.stem
 )
 def test_the_commands_and_the_code_of_a_page_run_in_their_order(page, place, capsys):
+    if embedded.stopped():  # by the page before
+        embedded.start()
     for block in filter(runs, blocks(page)):
         if block.kind == "python":
             result = place.run_cell(block.text)

@@ -220,7 +220,7 @@ def test_orders_are_carried_out_where_those_that_wait_were_killed_and_where_ther
     killed = waiting(server)
     for pid, _ in killed:
         os.kill(pid, signal.SIGKILL)
-    until(lambda: not waiting(server) & killed)
+    until(lambda: not any(guard.started_at(pid) for pid, _ in killed))
     names = [f"nine-{number}" for number in range(lease_launcher.SPARES + 1)]
     pids = [place.do(place.launchers.start(place.account, place.order(name))) for name in names]
     for name, pid in zip(names, pids, strict=True):

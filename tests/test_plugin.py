@@ -148,8 +148,8 @@ async def test_every_instruction_has_a_method(controller):
 async def test_a_grant_starts_the_scheduler_and_a_host_that_is_told_its_address_when_it_answers(controller):
     wired = connect(controller, a_node(), head=True)
     lease = start_lease(controller)
-    assert [each["order"] for each in wired.orders()] == ["start_scheduler", "start_worker", "start_worker"]
-    scheduler, host, worker = wired.orders()
+    assert [each["order"] for each in wired.orders()] == ["start_worker", "start_scheduler", "start_worker"]
+    host, scheduler, worker = wired.orders()
     assert host == {**worker, "address": ""}
     keys = controller.keys.of("L1")
     assert (
@@ -178,7 +178,7 @@ async def test_a_lease_starts_anew_on_new_keys_when_all_that_has_the_old_ones_is
     assert controller.connection("L1", "ann") is None
     say(controller, "node-1", {"report": "slice_freed", "slice": "L1/0"}, first=500)
     say(controller, "node-1", {"report": "lease_freed", "lease": "L1"}, first=501)
-    scheduler, host = wired.orders()[2:]
+    host, scheduler = wired.orders()[2:]
     assert [each["order"] for each in (scheduler, host)] == ["start_scheduler", "start_worker"]
     new = controller.keys.of("L1")
     for part in ("ca", "cert", "key"):
