@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from jupyter_gpupool import embedded
-from jupyter_gpupool.client import Pool
+from jupyter_gpupool.client import Pool, PoolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -100,7 +100,12 @@ class ImpatientPool(Pool):
     """A pool whose requests do not wait for ever, so that a test fails where it is wrong."""
 
     def request(self, *, timeout=60.0, **more):
-        return super().request(timeout=timeout, **more)
+        try:
+            return super().request(timeout=timeout, **more)
+        except PoolError:
+            for lease in self.leases(ended=True)[-1:]:  # why, is what a failed test wants to show
+                print(lease, *lease.logs())
+            raise
 
 
 @pytest.fixture
