@@ -432,7 +432,7 @@ def die_everywhere(world, tmp_path, monkeypatch, lived_on):
             now = accounts(again)
             assert without_decay(now) == without_decay(whole), "the ledger adds up to the millisecond"
             # What has decayed is rounded at each event, and a crash may make for one more.
-            assert decayed(now) == pytest.approx(decayed(whole), rel=1e-6)
+            assert decayed(now) == pytest.approx(decayed(whole), rel=1e-9)
         again.close()
         shutil.rmtree(crash.folder)
     assert len(crashes) > 150

@@ -40,7 +40,7 @@ from tests import naive
 RUNS = 225
 EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", RUNS))
 #: What the suite promises to try.
-LEAST = {"steps": 20_000, "grants": 60, "reclaims": 20}
+LEAST = {"steps": 20_000, "grants": 120, "reclaims": 50}
 NODES = st.sampled_from(naive.NODES)
 DEVICES = st.sampled_from(naive.DEVICES)
 PLACES = st.sampled_from((*naive.NODES, "head"))

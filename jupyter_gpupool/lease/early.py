@@ -4,7 +4,7 @@ Rule 1: Dask's own start is run, step by step as it is; only the first connectio
 Rule 2: the worker hears the address from its host over a pipe that it was born with: bytes, nothing pickled.
 Rule 3: a worker that is started anew later knows the scheduler from the beginning, as any worker of Dask's.
 
-Dask would start scheduler, Nanny and worker one after the other. Side by side they take two thirds of it.
+Dask would start scheduler, Nanny and worker one after the other, and use one core of those that are there.
 """
 
 from __future__ import annotations
