@@ -42,10 +42,14 @@ class Waiting(Lease):
 
     def begin(self):
         """Start the scheduler, and tell the worker."""
+        self.begin_alone()
+        self.start(self.parts[0])
+
+    def begin_alone(self):
+        """Start the scheduler."""
         orders = {"user": "me", "credentials": self.keys, "secret": "", "options": {}}
         self.node.obey("start_scheduler", lease=self.id, **orders)
         self.address = self.node.wait("scheduler_started", lease=self.id)["address"]
-        self.start(self.parts[0])
 
 
 @pytest.fixture
@@ -85,6 +89,17 @@ def test_one_that_is_killed_while_it_waits_is_followed_by_another(node, lease):
     node.wait("slice_started", slice=lease.parts[0].id)
     with lease.client() as client:
         assert client.submit(sum, [20, 22]).result(timeout=30) == 42
+
+
+def test_one_hears_from_the_next_agent_what_the_former_one_had_no_time_to_say(node, lease):
+    lease.worker()
+    lease.begin_alone()
+    table = node.leases._table
+    table.entries[lease.parts[0].id].scheduler = lease.address  # as the former one wrote down, and then died
+    table.save()
+    node.stop(keep=True)
+    node.start()
+    node.wait("slice_started", slice=lease.parts[0].id)
 
 
 def test_a_slice_that_is_stopped_while_its_worker_waits_leaves_nothing(node, lease):

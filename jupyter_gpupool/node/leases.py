@@ -59,6 +59,10 @@ def _no_device(device: str) -> None:
     del device
 
 
+def _scheduler_is(address: str) -> dict[str, str]:
+    return {"order": "scheduler", "address": address}
+
+
 class Leases:
     """What the agent has of leases.
 
@@ -421,7 +425,7 @@ class Leases:
         """Let a host that waits know where its scheduler is."""
         entry.scheduler = address
         self._table.note()
-        self._processes.send(entry.key, {"order": "scheduler", "address": address})
+        self._processes.send(entry.key, _scheduler_is(address))
 
     async def _listen(self, entry: Entry) -> bool:
         try:
@@ -444,6 +448,9 @@ class Leases:
                 self._pass_on(entry, each)
         elif kind == "failed" and entry.state == STARTING:
             self._fail(entry, text(message.get("why"), 1000))
+        elif kind == "starting" and entry.scheduler:
+            # Told on every connection: what a former agent sent, or this one on a broken line, may be lost.
+            self._processes.send(entry.key, _scheduler_is(entry.scheduler))
         elif kind == "layers":
             self.layers.claim(entry, text(message.get("layers")))
         else:
