@@ -153,12 +153,21 @@ def test_a_start_that_fails_says_why_in_its_report_and_in_the_logs(node):
     )
 
 
-def test_a_host_that_dies_is_a_slice_that_has_failed(node):
+def test_a_host_that_dies_is_a_slice_that_has_failed_and_leaves_nothing(node):
     with running(node, "dies") as lease:
+        mark = node.leases._table.mark(lease.parts[0].id)
         pid = node.leases._table.entries[lease.parts[0].id].pid
         os.kill(pid, signal.SIGKILL)
         failed = node.wait_failed("slice_failed", slice=lease.parts[0].id)
         assert "its process ended with status -9" in failed["why"]
+        assert semaphores(mark), "Dask's, which a killed process leaves"
+    node.wait("slice_freed", slice=lease.parts[0].id)
+    assert not semaphores(mark)
+
+
+def semaphores(mark):
+    """Those of the processes with a mark, as Linux shows them."""
+    return list(Path("/dev/shm").glob(f"sem.{guard.semaphores(mark)[1:]}-*"))
 
 
 def test_a_slice_that_was_seen_gone_is_never_started_again(node):

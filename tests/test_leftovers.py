@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,25 @@ def started():
         child.kill()
         child.wait()
         child.stdout.close()
+
+
+def semaphore(mark):
+    """Make what a process with this mark made, and was killed."""
+    path = Path(f"/dev/shm/sem.{guard.semaphores(mark)[1:]}-abcdefgh")
+    path.touch()
+    return path
+
+
+@pytest.mark.parametrize("lives", [True, False], ids=["some live", "all were killed"])
+def test_their_semaphores_go_with_them(tmp_path, started, lives):
+    mine, theirs = semaphore("0a1b2c3d:x/0"), semaphore("ffffffff:x/0")
+    if lives:
+        started("0a1b2c3d:x")
+    write(tmp_path, entries=[{"key": "x/0"}])
+    assert asyncio.run(leftovers.end(tmp_path)) == lives
+    assert theirs.exists()
+    theirs.unlink()
+    assert not mine.exists()
 
 
 def write(folder, **more):

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import logging
 import os
+from multiprocessing import process
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,19 @@ def enter(mark: str, log: str, environ: dict[str, str]) -> None:
     if not _overwrite(padded(mark)):
         logger.debug("the mark could not be written into the environment that /proc shows")
     take_in_orphans()
+
+
+def name_semaphores(prefix: str) -> None:
+    """Let what this process, and all that it forks by `multiprocessing`, makes of semaphores begin so.
+
+    Dask makes six for each worker, and a process that is killed removes none. By their names the agent can.
+
+    Args:
+        prefix: As `node.guard.semaphores` answers; empty: names as Python gives them.
+    """
+    config = getattr(process.current_process(), "_config", {})
+    if prefix and "semprefix" in config:  # private to `multiprocessing`; without it they have its own names
+        config["semprefix"] = prefix
 
 
 def spare() -> None:

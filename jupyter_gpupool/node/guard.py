@@ -1,5 +1,7 @@
 """All processes of a slice or a lease, found and ended: nothing is free before they are seen gone.
 
+With them go the semaphores that they have made: those of a process that was killed would stay for ever.
+
 A process is a lease's when it is one that the agent has started, or its mark says so (forked processes
 inherit it with the memory, programs with the environment, so daemons that left parent and session carry it),
 or it descends from such a process, or shares a session that such a process leads. Linux only: it reads /proc.
@@ -15,6 +17,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +37,8 @@ GRACE = 5.0
 STALE = 30.0
 #: Seconds after which a process that a forkserver has forked has its mark, on the slowest machine.
 UNMARKED = 60.0
+#: Where Linux keeps named semaphores, as files.
+_SEMAPHORES = Path("/dev/shm")  # noqa: S108 - no temporary file: sem_overview(7)
 #: Seconds between two looks: the first, and the longest.
 _SOON, _LATE = 0.02, 1.0
 
@@ -178,6 +183,30 @@ def ticks() -> int:
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
+def semaphores(mark: str) -> str:
+    """Answer with how the names begin of the semaphores that the processes with a mark make.
+
+    Args:
+        mark: In full.
+
+    >>> semaphores("0a1b2c3d:a1b2/0")
+    '/gpupool-bfb458537196fd81'
+    """
+    return f"/gpupool-{sha256(mark.encode()).hexdigest()[:16]}"
+
+
+def remove_semaphores(marks: Iterable[str]) -> None:
+    """Remove the semaphores of processes that are gone.
+
+    Args:
+        marks: Theirs, in full.
+    """
+    for mark in marks:
+        for file in _SEMAPHORES.glob(f"sem.{semaphores(mark)[1:]}-*"):
+            with contextlib.suppress(OSError):  # it is gone, or somebody else's who has taken the name
+                file.unlink()
+
+
 def send(process: Identity, number: signal.Signals) -> None:
     """Send a signal to exactly this process, never to one that has got its PID since."""
     pid, started = process
@@ -226,6 +255,7 @@ async def end(
         if alive:
             gone_at = time.monotonic()
         elif not await _listed(known, device_pids, patient=time.monotonic() < gone_at + STALE):
+            await asyncio.to_thread(remove_semaphores, wanted)
             return known
         await asyncio.sleep(pause)
         pause = min(pause * 1.5, _LATE)

@@ -18,7 +18,8 @@ def run(order: dict[str, Any]) -> None:
 
     Args:
         order: mark, environ, log (path), umask, folder (working directory or ""), preferred_folder (the
-            same, where it is there), target ("module:function") and spec (its argument).
+            same, where it is there), target ("module:function"), spec (its argument), semaphores (how the
+            names of those begin; an older agent does not say).
 
     Raises:
         SystemExit: There is no such folder.
@@ -26,6 +27,7 @@ def run(order: dict[str, Any]) -> None:
     # By name: how a lease's processes behave is that room's business. The forkserver has loaded it already.
     process = importlib.import_module("jupyter_gpupool.lease.process")
     process.enter(order["mark"], order["log"], order["environ"])
+    process.name_semaphores(order.get("semaphores", ""))
     os.umask(order["umask"])
     _enter_folder(order)
     module, _, function = order["target"].partition(":")

@@ -125,6 +125,7 @@ def launch_order(
     """
     return {
         "mark": table.mark(entry.key),
+        "semaphores": guard.semaphores(table.mark(entry.key)),
         "environ": spec.get("environ") or {"GPUPOOL_LEASE": entry.lease},
         "log": str(table.log(entry)),
         "umask": UMASK,

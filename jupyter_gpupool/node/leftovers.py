@@ -26,9 +26,12 @@ async def end(folder: Path) -> int:
     if data.get("boot") != guard.boot_id() or not data.get("agent"):
         return 0
     there = guard.look()
-    marks = list(guard.marked(f"{data['agent']}:", there))
-    roots = {(each["pid"], each["started"]) for each in data.get("entries", ()) if each.get("pid")}
+    entries = data.get("entries", ())
+    known = (f"{data['agent']}:{each['key']}" for each in entries if each.get("key"))
+    marks = list({*guard.marked(f"{data['agent']}:", there), *known})
+    roots = {(each["pid"], each["started"]) for each in entries if each.get("pid")}
     if not guard.find(marks, roots, there):
+        guard.remove_semaphores(marks)
         return 0
     ended = await guard.end(marks, roots)
     if data.get("run"):
