@@ -87,6 +87,12 @@ class Machine(RuleBasedStateMachine):
         what |= {"interactive": interactive, "time_limit": hours * HOUR, "priority": priority}
         self.world.ask(who, same_node=together and count <= naive.GPUS, **what)
 
+    @rule(count=st.integers(1, 4), more=st.sampled_from((0, 3)), hours=st.sampled_from((1, 24)))
+    def everybody_asks(self, count, more, hours):
+        """Whatever the order of the steps, there are times at which more is wanted than there is."""
+        for who in naive.USERS:
+            self.world.ask(who, count=count, max_count=count + more if more else 0, time_limit=hours * HOUR)
+
     @precondition(lambda self: self.world.alive())
     @rule(data=st.data())
     def release(self, data):

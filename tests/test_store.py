@@ -14,7 +14,7 @@ import pytest
 
 from jupyter_gpupool.controller import schema
 from jupyter_gpupool.controller.backup import backup, check, put_back
-from jupyter_gpupool.controller.clock import Clock, Mark
+from jupyter_gpupool.controller.clock import MARK_EVERY, Clock, Mark
 from jupyter_gpupool.controller.records import NOTICES
 from jupyter_gpupool.controller.store import Once, Seen, Store, StoreError
 from jupyter_gpupool.core.model import ANY, LeaseReleased, Notice, Notify, Request, RequestSubmitted, Tick
@@ -591,6 +591,19 @@ def test_after_a_reboot_it_goes_on_from_the_last_mark_or_the_last_event(store):
     assert machine.clock(store).now() == marked
     store.append(Tick(now=marked + 700))
     assert machine.clock(store).now() == marked + 700
+
+
+def test_time_marks_are_written_when_enough_time_has_passed_however_often_it_is_asked(store):
+    machine = Machine()
+    clock = machine.clock(store)
+    clock.renew()
+    first = store.last_mark()
+    machine.passes(MARK_EVERY - 1)
+    clock.renew()
+    assert store.last_mark() == first
+    machine.passes(1)
+    clock.renew()
+    assert store.last_mark().pool == first.pool + MARK_EVERY
 
 
 def test_a_time_mark_replaces_the_one_before(store):

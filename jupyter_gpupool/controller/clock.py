@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+#: Milliseconds between two time marks. A reboot or a power cut gives leases as much time as has passed since
+#: the last one; each is synced to the disk, and one every second was most of what an idle pool did.
+MARK_EVERY = 10_000
+
 
 class Mark(NamedTuple):
     """What the pool's clock said at one moment of one boot; times in milliseconds."""
@@ -69,6 +73,7 @@ class Clock:
         self._boottime = boottime
         self._wall = wall
         self._offset = self._start() - boottime()
+        self._marked: int | None = None
         self._wall_offset = wall() - self.now() / 1000
 
     def _start(self) -> int:
@@ -84,13 +89,15 @@ class Clock:
         return self._boottime() + self._offset
 
     def renew(self) -> None:
-        """Write a time mark; to be called each second.
+        """Write a time mark if it is time for one; to be called each second.
 
         Raises:
             StoreError: The mark cannot be written.
         """
         at = self._boottime()
-        self._marks.mark(Mark(self._boot, at, at + self._offset))
+        if self._marked is None or at - self._marked >= MARK_EVERY:
+            self._marks.mark(Mark(self._boot, at, at + self._offset))
+            self._marked = at
 
     def wall(self, pool: int) -> float:
         """Return a time of the pool's clock (milliseconds) as seconds since the epoch, for people."""
