@@ -3,11 +3,11 @@
  */
 
 import { ServerConnection } from '@jupyterlab/services';
-import type { TranslationBundle } from '@jupyterlab/translation';
+import { nullTranslator } from '@jupyterlab/translation';
 import { Signal } from '@lumino/signaling';
 
 import schema from '../schema/plugin.json';
-import { asRequest, EMPTY } from '../src/form';
+import { asRequest, EMPTY, misread, placed } from '../src/draft';
 import { clock, duration, gigabytes, gpus, seconds } from '../src/format';
 import { days } from '../src/history';
 import { PoolModel } from '../src/model';
@@ -56,6 +56,7 @@ class Server {
   }
 }
 
+const trans = nullTranslator.load('');
 const POOL = { gpus: 2, gpus_free: 1, user: { name: 'ann', admin: false, scopes: [] } };
 const STAND = {
   state: 'connected',
@@ -260,7 +261,6 @@ describe('PoolModel', () => {
 });
 
 describe('forbidden', () => {
-  const trans = { __: (text: string) => text } as TranslationBundle;
   const as = (may: object, scopes: string[]): IPoolModel =>
     ({ stand: { may }, pool: { user: { scopes } } }) as unknown as IPoolModel;
 
@@ -312,11 +312,68 @@ describe('asRequest', () => {
       { vram: '20GB', gpus: '2', same_device: true, exclude: ['node-2', 'node-3/gpu0'] }
     ],
     [
-      { kind: 'mig', mig: '1g.10gb', nvlink: true },
+      { kind: 'mig', mig: '1g.10gb', nvlink: true, isolated: true },
       { mig: '1g.10gb', nvlink: true }
+    ],
+    [
+      { kind: 'share', vram: '9GB', isolated: true, min_gpus: '1' },
+      { vram: '9GB', isolated: true }
+    ],
+    [
+      { gpus: '4', min_gpus: '2', cpus: '8', memory: '64GB ', priority: '3' },
+      { gpus: '4', min_gpus: '2', cpus: '8', memory: '64GB', priority: '3' }
+    ],
+    [
+      { python: ' /opt/bin/python', pre_import: 'cudf, torch', variables: 'A=1\n\n B = x=y \nC=' },
+      {
+        gpus: '1',
+        environment: {
+          python: '/opt/bin/python',
+          pre_import: ['cudf', 'torch'],
+          variables: { A: '1', B: 'x=y', C: '' }
+        }
+      }
+    ],
+    [
+      { working_directory: '/data', options: 'rmm_pool_size=0.8' },
+      { gpus: '1', environment: { working_directory: '/data' }, options: { rmm_pool_size: '0.8' } }
     ]
   ] as const)('says only what was said, and that a person is at it: %j', (draft, what) => {
     expect(asRequest({ ...EMPTY, ...draft })).toEqual({ ...what, interactive: true });
+  });
+});
+
+describe('misread', () => {
+  it('names each line that is not NAME=VALUE, and its field', () => {
+    const found = misread({ ...EMPTY, variables: 'A=1\nB', options: '=2' }, trans);
+    expect(found.map(each => [each.field, each.sentence])).toEqual([
+      ['variables', '“B” is not NAME=VALUE.'],
+      ['options', '“=2” is not NAME=VALUE.']
+    ]);
+    expect(misread({ ...EMPTY, variables: 'A=1' }, trans)).toEqual([]);
+  });
+});
+
+describe('placed', () => {
+  const fault = (field: string): { field: string } & Record<'reason' | 'sentence' | 'advice', string> => ({
+    reason: 'bad_request',
+    sentence: 'No.',
+    advice: '',
+    field
+  });
+  it.each([
+    ['gpus', {}, ['gpus']],
+    ['min_gpus', {}, ['min_gpus']],
+    ['environment.python', {}, ['python']],
+    ['options.rmm_async', {}, ['options']],
+    ['gpus', { kind: 'mig' }, ['gpus']],
+    ['min_gpus', { kind: 'mig' }, []],
+    ['project', {}, []],
+    ['', {}, []]
+  ] as const)('puts a fault of "%s" beside its field where that is shown (%j)', (field, draft, shown) => {
+    const [beside, others] = placed({ ...EMPTY, ...draft }, [fault(field)], ['project']);
+    expect(beside.map(each => each.field)).toEqual(shown);
+    expect(beside.length + others.length).toBe(1);
   });
 });
 

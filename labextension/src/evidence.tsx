@@ -147,6 +147,8 @@ function Opened(props: IViewProps & { device: Device }): JSX.Element {
   const { device, model, trans } = props;
   const [said, setSaid] = React.useState<Evidence | Problem | null>(null);
   const [tries, setTries] = React.useState(0);
+  // Readings change all the time; what is judged by them is read anew when the judgement is another.
+  const stand = [device.verdict, device.verdict_sentence, ...device.flags, device.cordoned].join('\n');
   React.useEffect(() => {
     let wanted = true;
     model.evidence(device.uuid).then(
@@ -156,15 +158,7 @@ function Opened(props: IViewProps & { device: Device }): JSX.Element {
     return () => {
       wanted = false;
     };
-  }, [
-    model,
-    device.uuid,
-    device.verdict,
-    device.verdict_sentence,
-    device.flags.join(),
-    device.cordoned,
-    tries
-  ]);
+  }, [model, device.uuid, stand, tries]);
   if (said instanceof Problem) {
     return <Fault problem={said} trans={trans} again={() => setTries(tries + 1)} />;
   }

@@ -9,100 +9,17 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { UUID } from '@lumino/coreutils';
 import React from 'react';
 
+import { asRequest, EMPTY, FLAGS, IDraft, misread, placed, profiles } from './draft';
+import { Check, Choice, Fold, IFieldProps, Kinds, Lines, Text } from './fields';
 import { clock, duration } from './format';
 import { Fault, IViewProps, Loaded } from './parts';
 import { IFault, Problem } from './request';
 import { forbidden } from './rights';
 import type { IPoolModel } from './tokens';
-import type { Device, Explanation, Request } from './types';
+import type { Explanation, Request } from './types';
 
 /** Milliseconds of rest after the last keystroke before the pool is asked. */
 const REST_MS = 350;
-
-/** What stands in the form's fields, as typed. */
-export interface IDraft {
-  kind: 'whole' | 'share' | 'mig';
-  gpus: string;
-  vram: string;
-  mig: string;
-  time_limit: string;
-  project: string;
-  name: string;
-  model: string;
-  node: string;
-  min_vram: string;
-  exclude: string;
-  max_gpus: string;
-  idle_timeout: string;
-  priority: string;
-  same_node: boolean;
-  nvlink: boolean;
-  spread: boolean;
-  same_device: boolean;
-  preemptible: boolean;
-}
-
-export const EMPTY: IDraft = {
-  kind: 'whole',
-  gpus: '1',
-  vram: '10GB',
-  mig: '',
-  time_limit: '',
-  project: '',
-  name: '',
-  model: '',
-  node: '',
-  min_vram: '',
-  exclude: '',
-  max_gpus: '',
-  idle_timeout: '',
-  priority: '',
-  same_node: false,
-  nvlink: false,
-  spread: false,
-  same_device: false,
-  preemptible: false
-};
-
-/** Fields that are sent as typed if anything is typed. */
-const TEXTS = ['time_limit', 'project', 'name', 'model', 'node', 'min_vram', 'idle_timeout'] as const;
-const FLAGS = ['same_node', 'nvlink', 'spread', 'same_device', 'preemptible'] as const;
-
-/** Turn what stands in the form into a request: only what was said. */
-export function asRequest(draft: IDraft): Request {
-  const what: Request = {};
-  if (draft.kind === 'whole') {
-    what.gpus = draft.gpus;
-    if (draft.max_gpus) {
-      what.max_gpus = draft.max_gpus;
-    }
-  } else if (draft.kind === 'share') {
-    what.vram = draft.vram;
-  } else {
-    what.mig = draft.mig;
-  }
-  if (draft.kind !== 'whole' && draft.gpus !== '1') {
-    what.gpus = draft.gpus;
-  }
-  const exclude = draft.exclude.split(/[\s,]+/).filter(Boolean);
-  if (exclude.length > 0) {
-    what.exclude = exclude;
-  }
-  TEXTS.filter(name => draft[name].trim()).forEach(name => (what[name] = draft[name].trim()));
-  FLAGS.filter(name => draft[name]).forEach(name => (what[name] = true));
-  if (!draft.preemptible) {
-    what.interactive = true; // a person is at it
-  }
-  if (draft.priority) {
-    what.priority = draft.priority;
-  }
-  return what;
-}
-
-/** The MIG profiles that can be asked for. */
-export function profiles(devices: readonly Device[]): string[] {
-  return [...new Set(devices.flatMap(each => each.profiles))];
-}
 
 /** The panel. */
 export function RequestView(props: IViewProps & { sent: () => void }): JSX.Element {
@@ -113,20 +30,64 @@ export function RequestView(props: IViewProps & { sent: () => void }): JSX.Eleme
   );
 }
 
+/** The fields that are folded away. */
+const OPTIONS = [
+  'name',
+  'model',
+  'node',
+  'max_gpus',
+  'min_gpus',
+  'min_vram',
+  'exclude',
+  'idle_timeout',
+  'priority',
+  ...FLAGS
+];
+const WORKERS = ['cpus', 'memory', 'python', 'working_directory', 'pre_import', 'variables', 'options'];
+
+/** What there is to choose from. */
+interface IOffer {
+  project: string[];
+  model: string[];
+  node: string[];
+  /** MIG profiles, and whether there are devices that can be cut into instances at all. */
+  mig: string[];
+  cut: boolean;
+}
+
+function offered(model: IPoolModel): IOffer {
+  const mig = profiles(model.devices);
+  return {
+    project: model.projects.map(each => each.name),
+    model: Object.keys(model.pool?.models ?? {}),
+    node: (model.pool?.nodes ?? []).map(each => each.name),
+    mig,
+    cut: mig.length > 0 || model.devices.some(each => each.mig)
+  };
+}
+
 /** What the pool has last said to the draft. */
 interface IAnswer {
   trial: Explanation | null;
   faults: readonly IFault[];
 }
 
+async function ask(model: IPoolModel, what: Request): Promise<IAnswer> {
+  return model.trial(what).then(
+    trial => ({ trial, faults: [] }),
+    error => ({ trial: null, faults: Problem.of(error).faults })
+  );
+}
+
 /** Ask the pool what would come of the draft; not where asking is refused too. */
 function useTrial(
   model: IPoolModel,
   draft: IDraft,
-  off: boolean
+  off: boolean,
+  trans: TranslationBundle
 ): [IAnswer | null, (faults: readonly IFault[]) => void] {
   const [answer, setAnswer] = React.useState<IAnswer | null>(null);
-  const key = JSON.stringify(asRequest(draft));
+  const key = JSON.stringify([asRequest(draft), misread(draft, trans)]);
   // What others do changes the answer too.
   const version = `${model.pool?.gpus_free} ${model.pool?.pending} ${model.pool?.leases}`;
   React.useEffect(() => {
@@ -135,10 +96,8 @@ function useTrial(
     }
     let current = true;
     const timer = setTimeout(async () => {
-      const said = await model.trial(JSON.parse(key) as Request).then(
-        (trial): IAnswer => ({ trial, faults: [] }),
-        (error): IAnswer => ({ trial: null, faults: Problem.of(error).faults })
-      );
+      const [what, wrong] = JSON.parse(key) as [Request, IFault[]];
+      const said = wrong.length > 0 ? { trial: null, faults: wrong } : await ask(model, what);
       if (current) {
         setAnswer(said);
       }
@@ -156,7 +115,7 @@ function Form(props: IViewProps & { sent: () => void }): JSX.Element {
   const [draft, setDraft] = React.useState<IDraft>(EMPTY);
   const [busy, setBusy] = React.useState(false);
   const off = forbidden(model, 'write', trans);
-  const [answer, refuse] = useTrial(model, draft, off !== '');
+  const [answer, refuse] = useTrial(model, draft, off !== '', trans);
   const key = React.useRef(UUID.uuid4());
   const set = (change: Partial<IDraft>): void => {
     key.current = UUID.uuid4();
@@ -175,18 +134,14 @@ function Form(props: IViewProps & { sent: () => void }): JSX.Element {
       setBusy(false);
     }
   };
-  const faults = answer?.faults ?? [];
-  const shown = new Set(fieldsOf(draft.kind));
-  const elsewhere = faults.filter(fault => !shown.has(fault.field));
+  const offer = offered(model);
+  const hidden = (['project', 'model', 'node'] as const).filter(name => offer[name].length < 2);
+  const [faults, elsewhere] = placed(draft, answer?.faults ?? [], hidden);
   const field = { draft, set, faults, trans };
-  const projects = model.projects.map(each => each.name);
-  const models = Object.keys(model.pool?.models ?? {});
-  const nodes = (model.pool?.nodes ?? []).map(each => each.name);
-  const known = profiles(model.devices);
   return (
     <form className="jp-gpupool-Form" onSubmit={event => void send(event)} noValidate>
-      <Kinds {...field} mig={known.length > 0 || model.devices.some(each => each.mig)} />
-      {draft.kind === 'whole' && <Text {...field} name="gpus" label={trans.__('GPUs')} type="number" first />}
+      <Kinds {...field} mig={offer.cut} />
+      {draft.kind === 'whole' && <Text {...field} name="gpus" label={trans.__('GPUs')} type="number" />}
       {draft.kind === 'share' && (
         <>
           <Text {...field} name="vram" label={trans.__('GPU memory')} hint={trans.__('for example 20GB')} />
@@ -198,7 +153,7 @@ function Form(props: IViewProps & { sent: () => void }): JSX.Element {
         </>
       )}
       {draft.kind === 'mig' && (
-        <Text {...field} name="mig" label={trans.__('MIG profile')} list={known} hint="1g.10gb" />
+        <Text {...field} name="mig" label={trans.__('MIG profile')} list={offer.mig} hint="1g.10gb" />
       )}
       <Text
         {...field}
@@ -207,57 +162,17 @@ function Form(props: IViewProps & { sent: () => void }): JSX.Element {
         list={['30m', '1h', '2h', '8h', '1d']}
         hint={usual(model, draft, trans)}
       />
-      {projects.length > 1 && (
+      {offer.project.length > 1 && (
         <Choice
           {...field}
           name="project"
           label={trans.__('Project')}
-          values={projects}
+          values={offer.project}
           none={trans.__('the usual one')}
         />
       )}
-      <details className="jp-gpupool-Form-more">
-        <summary>{trans.__('Options')}</summary>
-        <Text {...field} name="name" label={trans.__('Name')} hint={trans.__('chosen for you')} />
-        {models.length > 1 && <Choice {...field} name="model" label={trans.__('Model')} values={models} />}
-        {nodes.length > 1 && <Choice {...field} name="node" label={trans.__('Node')} values={nodes} />}
-        {draft.kind !== 'whole' && <Text {...field} name="gpus" label={trans.__('How many')} type="number" />}
-        <Text
-          {...field}
-          name="min_vram"
-          label={trans.__('Memory of each GPU at least')}
-          hint={trans.__('any')}
-        />
-        <Text
-          {...field}
-          name="exclude"
-          label={trans.__('Not on')}
-          hint={trans.__('nodes or UUIDs of GPUs')}
-        />
-        {draft.kind === 'whole' && (
-          <Text
-            {...field}
-            name="max_gpus"
-            label={trans.__('Grow up to')}
-            type="number"
-            hint={trans.__('no growth')}
-          />
-        )}
-        <Text
-          {...field}
-          name="idle_timeout"
-          label={trans.__('Ends when idle for')}
-          hint={trans.__('as the pool says')}
-        />
-        <Text {...field} name="priority" label={trans.__('Priority among mine')} type="number" hint="0" />
-        <Check {...field} name="same_node" label={trans.__('All on one node')} />
-        <Check {...field} name="nvlink" label={trans.__('All linked by NVLink')} />
-        <Check {...field} name="spread" label={trans.__('Rather on many nodes than on few')} />
-        {draft.kind === 'share' && (
-          <Check {...field} name="same_device" label={trans.__('Several shares may sit on one GPU')} />
-        )}
-        <Check {...field} name="preemptible" label={trans.__('May be suspended when others need its GPUs')} />
-      </details>
+      <Options {...field} offer={offer} />
+      <Workers {...field} />
       {elsewhere.length > 0 && <Fault problem={new Problem(0, elsewhere)} trans={trans} />}
       {off ? (
         <p className="jp-gpupool-Outlook jp-mod-bad">{`✕ ${off}`}</p>
@@ -267,7 +182,7 @@ function Form(props: IViewProps & { sent: () => void }): JSX.Element {
       <button
         className="jp-gpupool-Button jp-mod-main"
         type="submit"
-        disabled={busy || off !== '' || faults.length > 0}
+        disabled={busy || off !== '' || (answer?.faults.length ?? 0) > 0}
         title={off || undefined}
       >
         {busy ? trans.__('Asking…') : label(draft, trans)}
@@ -276,9 +191,109 @@ function Form(props: IViewProps & { sent: () => void }): JSX.Element {
   );
 }
 
-function fieldsOf(kind: IDraft['kind']): string[] {
-  const size = { whole: ['max_gpus'], share: ['vram'], mig: ['mig'] }[kind];
-  return ['gpus', ...size, ...TEXTS, ...FLAGS, 'exclude', 'priority'];
+/** Which GPUs, how many at most and at least, and when they may go. */
+function Options(props: IFieldProps & { offer: IOffer }): JSX.Element {
+  const { offer, ...field } = props;
+  const { draft, trans } = field;
+  return (
+    <Fold {...field} label={trans.__('Options')} names={OPTIONS}>
+      <Text {...field} name="name" label={trans.__('Name')} hint={trans.__('chosen for you')} />
+      {offer.model.length > 1 && (
+        <Choice {...field} name="model" label={trans.__('Model')} values={offer.model} />
+      )}
+      {offer.node.length > 1 && (
+        <Choice {...field} name="node" label={trans.__('Node')} values={offer.node} />
+      )}
+      {draft.kind === 'whole' ? (
+        <Elastic {...field} />
+      ) : (
+        <Text {...field} name="gpus" label={trans.__('How many')} type="number" />
+      )}
+      <Text
+        {...field}
+        name="min_vram"
+        label={trans.__('Memory of each GPU at least')}
+        hint={trans.__('any')}
+      />
+      <Text {...field} name="exclude" label={trans.__('Not on')} hint={trans.__('nodes or UUIDs of GPUs')} />
+      <Text
+        {...field}
+        name="idle_timeout"
+        label={trans.__('Ends when idle for')}
+        hint={trans.__('as the pool says')}
+      />
+      <Text {...field} name="priority" label={trans.__('Priority among mine')} type="number" hint="0" />
+      <Check {...field} name="same_node" label={trans.__('All on one node')} />
+      <Check {...field} name="nvlink" label={trans.__('All linked by NVLink')} />
+      <Check {...field} name="spread" label={trans.__('Rather on many nodes than on few')} />
+      {draft.kind === 'share' && (
+        <Check {...field} name="same_device" label={trans.__('Several shares may sit on one GPU')} />
+      )}
+      {draft.kind === 'share' && offer.cut && (
+        <Check {...field} name="isolated" label={trans.__('Isolated: a MIG instance of that memory')} />
+      )}
+      <Check {...field} name="preemptible" label={trans.__('May be suspended when others need its GPUs')} />
+    </Fold>
+  );
+}
+
+/** How far a lease of whole GPUs may grow and shrink. */
+function Elastic(field: IFieldProps): JSX.Element {
+  const { trans } = field;
+  return (
+    <>
+      <Text
+        {...field}
+        name="max_gpus"
+        label={trans.__('Grow up to')}
+        type="number"
+        hint={trans.__('no growth')}
+      />
+      <Text
+        {...field}
+        name="min_gpus"
+        label={trans.__('If one fails, go on with')}
+        type="number"
+        hint={trans.__('as many as asked for')}
+      />
+    </>
+  );
+}
+
+/** How the workers start, and what of their host they get. */
+function Workers(field: IFieldProps): JSX.Element {
+  const { trans } = field;
+  return (
+    <Fold {...field} label={trans.__('Workers and their Python')} names={WORKERS}>
+      <Text {...field} name="cpus" label={trans.__('CPUs of each')} type="number" hint={trans.__('any')} />
+      <Text {...field} name="memory" label={trans.__('Memory of each')} hint={trans.__('for example 64GB')} />
+      <Text
+        {...field}
+        name="python"
+        label={trans.__('Python')}
+        hint={trans.__("path on the nodes; else the pool's")}
+      />
+      <Text
+        {...field}
+        name="working_directory"
+        label={trans.__('Folder')}
+        hint={trans.__('path on the nodes')}
+      />
+      <Text
+        {...field}
+        name="pre_import"
+        label={trans.__('Import ahead')}
+        hint={trans.__('modules, for example cudf')}
+      />
+      <Lines
+        {...field}
+        name="variables"
+        label={trans.__('Environment variables')}
+        hint={'OMP_NUM_THREADS=4'}
+      />
+      <Lines {...field} name="options" label={trans.__('Options of dask-cuda')} hint={'rmm_pool_size=0.8'} />
+    </Fold>
+  );
 }
 
 function label(draft: IDraft, trans: TranslationBundle): string {
@@ -325,148 +340,5 @@ function Outlook(props: { answer: IAnswer | null; now: number; trans: Translatio
         </p>
       ))}
     </div>
-  );
-}
-
-interface IFieldProps {
-  draft: IDraft;
-  set: (change: Partial<IDraft>) => void;
-  faults: readonly IFault[];
-  trans: TranslationBundle;
-}
-
-type TextName = Exclude<keyof IDraft, 'kind' | (typeof FLAGS)[number]>;
-
-/** A field's label, and what is wrong with it. */
-function Labelled(props: {
-  name: string;
-  label: string;
-  faults: readonly IFault[];
-  children: (id: string, wrong: boolean) => JSX.Element;
-}): JSX.Element {
-  const id = `jp-gpupool-field-${props.name}`;
-  const own = props.faults.filter(fault => fault.field === props.name);
-  return (
-    <div className="jp-gpupool-Field">
-      <label htmlFor={id}>{props.label}</label>
-      {props.children(id, own.length > 0)}
-      {own.length > 0 && (
-        <p id={`${id}-fault`} className="jp-gpupool-Field-fault">
-          {own.map(fault => `✕ ${fault.sentence} ${fault.advice}`).join(' ')}
-        </p>
-      )}
-    </div>
-  );
-}
-
-function Text(
-  props: IFieldProps & {
-    name: TextName;
-    label: string;
-    hint?: string;
-    type?: string;
-    list?: string[];
-    first?: boolean;
-  }
-): JSX.Element {
-  const { name, draft, set, list } = props;
-  return (
-    <Labelled {...props}>
-      {(id, wrong) => (
-        <>
-          <input
-            id={id}
-            className="jp-mod-styled"
-            type={props.type ?? 'text'}
-            min={props.type === 'number' && name !== 'priority' ? 1 : undefined}
-            value={draft[name]}
-            placeholder={props.hint}
-            list={list?.length ? `${id}-list` : undefined}
-            aria-invalid={wrong}
-            aria-describedby={wrong ? `${id}-fault` : undefined}
-            onChange={event => set({ [name]: event.target.value })}
-          />
-          {list && list.length > 0 && (
-            <datalist id={`${id}-list`}>
-              {list.map(each => (
-                <option key={each} value={each} />
-              ))}
-            </datalist>
-          )}
-        </>
-      )}
-    </Labelled>
-  );
-}
-
-function Choice(
-  props: IFieldProps & { name: TextName; label: string; values: string[]; none?: string }
-): JSX.Element {
-  const { name, draft, set, values, trans } = props;
-  return (
-    <Labelled {...props}>
-      {(id, wrong) => (
-        <select
-          id={id}
-          className="jp-mod-styled"
-          value={draft[name]}
-          aria-invalid={wrong}
-          aria-describedby={wrong ? `${id}-fault` : undefined}
-          onChange={event => set({ [name]: event.target.value })}
-        >
-          <option value="">{props.none ?? trans.__('any')}</option>
-          {values.map(each => (
-            <option key={each}>{each}</option>
-          ))}
-        </select>
-      )}
-    </Labelled>
-  );
-}
-
-function Check(props: IFieldProps & { name: (typeof FLAGS)[number]; label: string }): JSX.Element {
-  const { name, draft, set, faults } = props;
-  const own = faults.filter(fault => fault.field === name);
-  return (
-    <div className="jp-gpupool-Check">
-      <label>
-        <input
-          type="checkbox"
-          checked={draft[name]}
-          onChange={event => set({ [name]: event.target.checked })}
-        />
-        {props.label}
-      </label>
-      {own.map((fault, n) => (
-        <p key={n} className="jp-gpupool-Field-fault">{`✕ ${fault.sentence} ${fault.advice}`}</p>
-      ))}
-    </div>
-  );
-}
-
-function Kinds(props: IFieldProps & { mig: boolean }): JSX.Element {
-  const { draft, set, trans } = props;
-  const kinds: [IDraft['kind'], string][] = [
-    ['whole', trans.__('Whole GPUs')],
-    ['share', trans.__('Share of one')]
-  ];
-  if (props.mig) {
-    kinds.push(['mig', trans.__('MIG instance')]);
-  }
-  return (
-    <fieldset className="jp-gpupool-Kinds">
-      <legend>{trans.__('What')}</legend>
-      {kinds.map(([kind, words]) => (
-        <label key={kind} className={draft.kind === kind ? 'jp-mod-chosen' : ''}>
-          <input
-            type="radio"
-            name="jp-gpupool-kind"
-            checked={draft.kind === kind}
-            onChange={() => set({ kind, gpus: '1' })}
-          />
-          {words}
-        </label>
-      ))}
-    </fieldset>
   );
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 
 import pytest
 from playwright.sync_api import expect
@@ -117,6 +119,12 @@ def test_request_use_in_a_notebook_a_gpu_fails_release(sidebar: Sidebar, pool, l
     free(sidebar, "7 of 8 GPUs free")
 
 
+def _started(dask_worker):
+    """Say, on a worker, how it was started."""
+    said = os.environ["GREETING"], os.environ["EMPTY"]
+    return (*said, "colorsys" in sys.modules, dask_worker.state.nthreads)
+
+
 def test_the_form_says_what_would_come_of_it(sidebar: Sidebar, pool):
     """A no stands beside its field; what would wait is told its place; what waits can be asked why."""
     page = sidebar.page
@@ -127,6 +135,42 @@ def test_the_form_says_what_would_come_of_it(sidebar: Sidebar, pool):
     expect(fault).to_contain_text("99")
     expect(form.locator("#jp-gpupool-field-gpus")).to_have_attribute("aria-invalid", "true")
     expect(form.get_by_role("button", name="Request 99 GPUs")).to_be_disabled()
+    form.locator("#jp-gpupool-field-gpus").fill("2")
+    wrong = {
+        "Options": {"min_gpus": ("9", "min_gpus=9 is more than gpus=2")},
+        "Workers and their Python": {
+            "variables": ("GREETING", "“GREETING” is not NAME=VALUE. Write one of them a line."),
+            "options": ("rmm_pool_size=lots", "'lots' is not an amount of memory"),
+        },
+    }
+    for fold, fields in wrong.items():
+        form.get_by_text(fold, exact=True).click()
+        for name, (typed, sentence) in fields.items():
+            field = form.locator(f"#jp-gpupool-field-{name}")
+            field.fill(typed)
+            expect(form.locator(f"#jp-gpupool-field-{name}-fault")).to_contain_text(sentence)
+            field.fill("")
+    right = {
+        "name": "said",
+        "gpus": "2",
+        "min_gpus": "1",
+        "cpus": "0.5",
+        "memory": "2GB",
+        "pre_import": "colorsys",
+        "variables": "GREETING=good day\nEMPTY=",
+        "options": "threads_per_worker=3",
+    }
+    for name, typed in right.items():
+        form.locator(f"#jp-gpupool-field-{name}").fill(typed)
+    expect(form).to_contain_text("Starts now.")
+    assert not violations(page, "#jp-gpupool-sidebar")
+    form.get_by_role("button", name="Request 2 GPUs").click()
+    expect(form).to_be_hidden()
+    expect(sidebar.lease("said")).to_contain_text("active")
+    with pool.lease("said") as lease:
+        assert pool.call("GET", f"/v1/leases/{lease.id}")["requested"]["min_gpus"] == 1
+        assert set(lease.client().run(_started).values()) == {("good day", "", True, 3)}
+    sidebar.command("jupyter-gpupool:request-gpus")
 
     pool.request(gpus=8, name="all", time_limit="1h")
     form.locator("#jp-gpupool-field-gpus").fill("2")
