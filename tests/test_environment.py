@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import socket
 import sys
 import warnings
 from pathlib import Path
@@ -107,9 +108,24 @@ def test_a_lease_whose_worker_keeps_the_gil_can_be_connected_to_meanwhile(pool, 
             "/bin/false cannot run a lease's processes (it ended with status 1 and said nothing); give",
         ),
         ({"python": "/nowhere/python"}, "/nowhere/python could not be started"),
-        ({"working_directory": "/nowhere/at/all"}, "The working directory /nowhere/at/all cannot be used on"),
+        (
+            {"working_directory": "/nowhere"},
+            "has ended: failed: the working directory /nowhere cannot be used on",
+        ),
+        (
+            {"pre_import": ["colorsys", "no_such"]},
+            (
+                f"the workers' Python, {sys.executable} on {socket.gethostname()}, has no module 'no_such': "
+                "install it there, or leave it out of pre_import. `jupyter gpupool logs "
+            ),
+        ),
     ],
-    ids=["an interpreter that is none", "one that is not there", "a folder that is not there"],
+    ids=[
+        "an interpreter that is none",
+        "one that is not there",
+        "a folder that is not there",
+        "a module that is not there",
+    ],
 )
 def test_what_the_node_does_not_have_is_refused_in_a_sentence_where_it_was_asked_for(
     pool, environment, sentence

@@ -130,6 +130,31 @@ def test_a_worker_that_has_begun_while_the_node_was_asked_is_not_ended_in_the_ot
             fresh.kill()
 
 
+def test_a_nanny_that_cannot_start_its_worker_s_process_is_not_waited_for():
+    """Dask's own start would wait for ever where the forkserver is gone: the lease would start for ever."""
+
+    async def cannot() -> None:
+        raise ConnectionRefusedError("there is no forkserver")
+
+    async def start() -> None:
+        nanny = SimpleNamespace(rpc=SimpleNamespace(), worker_kwargs={}, instantiate=cannot)
+        host = _Host({"slice": "a/0", "socket": "", "scheduler": ""})
+        await asyncio.wait_for(host._started(Starting(nanny)), LONGEST)
+
+    with pytest.raises(ConnectionRefusedError, match="there is no forkserver"):
+        asyncio.run(start())
+
+
+class Starting:
+    """A cluster as far as a host starts it: its Nanny connects to the scheduler, which is not there yet."""
+
+    def __init__(self, nanny: SimpleNamespace) -> None:
+        self.nannies = [nanny]
+
+    def __await__(self):
+        return self.nannies[0].rpc.connect("nowhere").__await__()
+
+
 @pytest.mark.parametrize(
     ("looks", "hangs"),
     [

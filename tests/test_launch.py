@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -228,11 +229,42 @@ def test_orders_are_carried_out_where_those_that_wait_were_killed_and_where_ther
         end(pid)
 
 
+def hang_up(spec):
+    """Run in a lease process: reach the forkserver, and be gone before anything is asked of it."""
+    for _ in range(3):
+        with socket.socket(socket.AF_UNIX) as line:
+            line.connect(spec["forkserver"]["address"])
+    print("reached", flush=True)
+
+
+def test_a_forkserver_survives_who_is_gone_before_it_asks(place):
+    """Python's own would end at that before 3.14, and with it the start of every worker."""
+    server = place.do(place.launchers.warm(place.account))
+    order = {**place.order("ten"), "target": "tests.test_launch:hang_up"}
+    place.do(place.launchers.start(place.account, order))
+    place.said("ten", "reached")
+    pid = place.do(place.launchers.start(place.account, place.order("eleven")))
+    place.said("eleven")
+    assert guard.started_at(server)
+    end(pid)
+
+
 def test_those_that_wait_are_no_leftovers_of_dead_workers(place):
     server = place.do(place.launchers.warm(place.account))
     until(lambda: len(waiting(server)) == lease_launcher.SPARES)
     later = guard.ticks() + int(2 * guard.UNMARKED * os.sysconf("SC_CLK_TCK"))
     assert not guard.orphans([server], guard.look(), later) & waiting(server)
+
+
+def test_those_that_wait_reach_another_forkserver_where_theirs_has_died(place):
+    server = place.do(place.launchers.warm(place.account))
+    until(lambda: len(waiting(server)) == lease_launcher.SPARES)
+    os.kill(server, signal.SIGKILL)
+    until(lambda: not guard.started_at(server) and len(list(Path(f"/proc/{server}/task").iterdir())) == 1)
+    order = {**place.order("twelve"), "target": "tests.test_launch:hang_up"}
+    place.do(place.launchers.start(place.account, order))
+    place.said("twelve", "reached")
+    assert place.do(place.launchers.warm(place.account)) not in (0, server), "the agent knows it"
 
 
 AGENT = """

@@ -32,6 +32,8 @@ class Early:
     def __init__(self, nanny: Any, scheduler: asyncio.Future[str]) -> None:
         self._nanny, self._scheduler = nanny, scheduler
         self._worker: asyncio.Task[Any] | None = None
+        #: Set where the worker's process could not be started: its Nanny may wait for it for ever.
+        self.failed = asyncio.Event()
         nanny.rpc.connect = self._connect
 
     async def _connect(self, _nowhere: str, **more: Any) -> Any:
@@ -49,7 +51,12 @@ class Early:
         reader, writer = multiprocessing.Pipe(duplex=False)
         self._nanny.worker_kwargs[OPTION] = reader
         self._worker = asyncio.create_task(self._nanny.instantiate())
+        self._worker.add_done_callback(self._begun)
         return writer
+
+    def _begun(self, _: asyncio.Task[Any]) -> None:
+        if self.reason() is not None:
+            self.failed.set()
 
     def _pass_on(self, address: str, pipe: Connection) -> None:
         """Let the worker know, and all that come after it on this GPU."""

@@ -26,7 +26,7 @@ from jupyter_gpupool.lease.link import Link, ask
 from jupyter_gpupool.lease.settings import PATIENCE, SETTINGS, security
 from jupyter_gpupool.lease.sharing import share_forkserver
 from jupyter_gpupool.lease.shell_host import CellServer
-from jupyter_gpupool.lease.worker import LeaseWorker
+from jupyter_gpupool.lease.worker import LeaseWorker, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -165,8 +165,7 @@ class _Host:
                 return  # it is to end before it has begun
         except Exception as error:
             logger.exception("the slice's worker did not start")
-            true = true_error(error)
-            self._say(link, {"report": "failed", "why": f"{type(true).__name__}: {true}"})
+            self._say(link, {"report": "failed", "why": words(true_error(error))})
             await asyncio.sleep(0.2)
             raise SystemExit(1) from error
         # The worker was perhaps started before its scheduler had an address; the shell's client needs one.
@@ -218,12 +217,20 @@ class _Host:
     async def _started(self, cluster: Any) -> None:
         """Start the worker; it registers as soon as its scheduler is known."""
         early = [Early(nanny, self._scheduler) for nanny in cluster.nannies]
+        watched = [asyncio.create_task(each.failed.wait()) for each in early]
+        started = asyncio.ensure_future(cluster)
         try:
-            await cluster
-        except Exception as error:  # noqa: BLE001 - it is raised again
+            await asyncio.wait([started, *watched], return_when=asyncio.FIRST_COMPLETED)
             # Dask's own says only that it did not start; of a worker that did not wait its cause knows more.
-            reason = next((why for each in early if (why := each.reason())), error.__cause__)
-            raise reason or error  # noqa: B904 - `from` would put a circle in place of the causes that it has
+            reason = next((why for each in early if (why := each.reason())), None)
+            error = started.exception() if started.done() else None
+            if error is not None and reason is None:
+                reason = error.__cause__ or error
+            if reason is not None:
+                raise reason
+        finally:
+            for each in (started, *watched):
+                each.cancel()
 
     async def _replace(self, why: str) -> None:
         """Start another worker on the same GPU in place of one that cannot be asked; nobody is blamed."""
@@ -282,6 +289,11 @@ def _open_driver(prepare: str) -> None:
     module, _, function = prepare.partition(":")
     if reason := getattr(importlib.import_module(module), function)():
         logger.warning("this slice's host starts without NVML: %s", reason)
+
+
+def words(error: BaseException) -> str:
+    """Say what a lease's owner reads of an error."""
+    return str(error) if isinstance(error, StartError) else f"{type(error).__name__}: {error}"
 
 
 def true_error(error: BaseException) -> BaseException:

@@ -13,6 +13,7 @@ import contextlib
 import json
 import logging
 import os
+import socket
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,27 @@ logger = logging.getLogger(__name__)
 LAST_TASKS = PATIENCE + 1
 #: Seconds for the last task's message to leave, and below which a process counts as restarted already.
 FLUSHED, FRESH = 0.1, 2.0
+
+
+class StartError(RuntimeError):
+    """A worker could not be started; the sentence says why."""
+
+
+def why_not(cause: BaseException) -> str:
+    """Say why a worker could not be started.
+
+    Args:
+        cause: What was raised meanwhile.
+
+    >>> why_not(ValueError("rmm_pool_size is too large"))
+    'a worker could not be started: ValueError: rmm_pool_size is too large'
+    """
+    if isinstance(cause, ModuleNotFoundError):
+        return (
+            f"the workers' Python, {sys.executable} on {socket.gethostname()}, has no module {cause.name!r}: "
+            "install it there, or leave it out of pre_import"
+        )
+    return f"a worker could not be started: {type(cause).__name__}: {cause}"
 
 
 class LeaseWorker(Worker):
@@ -80,7 +102,7 @@ class LeaseWorker(Worker):
         except RuntimeError as error:
             if error.__cause__ is None:
                 raise
-            raise RuntimeError(f"{type(error.__cause__).__name__}: {error.__cause__}") from error
+            raise StartError(why_not(error.__cause__)) from error
 
     async def _register_with_scheduler(self) -> None:
         """Register, as soon as there is a scheduler."""

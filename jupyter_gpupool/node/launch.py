@@ -340,10 +340,11 @@ class Launchers:
 
     def _hear(self, launcher: _Launcher, message: dict[str, Any]) -> None:
         if message.get("ready"):
-            if not launcher.ready.done():
-                server = int(message["forkserver"])
-                launcher.folder.with_suffix(".pid").write_text(f"{server} {started_at(server)}")
-                launcher.ready.set_result(server)
+            server = int(message["forkserver"])
+            launcher.folder.with_suffix(".pid").write_text(f"{server} {started_at(server)}")
+            if launcher.ready.done():  # the first one has died
+                launcher.ready = asyncio.get_running_loop().create_future()
+            launcher.ready.set_result(server)
         elif "exited" in message:
             self._on_exit(message["exited"], message["code"])
         else:
@@ -386,7 +387,8 @@ def _popen(
             )
     except (OSError, subprocess.SubprocessError) as error:
         raise LaunchError(
-            f"{python or sys.executable} could not be started as {account.name}: {error}; "
+            f"{python or sys.executable} could not be started as {account.name} "
+            f"({getattr(error, 'strerror', None) or error}): "
             "check that the interpreter exists and that this user may run it"
         ) from error
 

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 
+#: The exit status of a process whose order cannot be carried out here as it was given.
+UNUSABLE = os.EX_CONFIG
+
+
 def run(order: dict[str, Any]) -> None:
     """Become the ordered process.
 
@@ -22,7 +26,7 @@ def run(order: dict[str, Any]) -> None:
             names of those begin; an older agent does not say).
 
     Raises:
-        SystemExit: There is no such folder.
+        SystemExit: There is no such folder; `UNUSABLE`, and its last words are a sentence for the owner.
     """
     # By name: how a lease's processes behave is that room's business. The forkserver has loaded it already.
     process = importlib.import_module("jupyter_gpupool.lease.process")
@@ -58,10 +62,13 @@ def _enter_folder(order: dict[str, Any]) -> None:
         os.chdir(folder)
     except OSError as error:
         if order["folder"]:
-            raise SystemExit(
-                f"The working directory {folder} cannot be used on {socket.gethostname()} "
-                f"({error.strerror}): name one that this node has and its user may enter, or none."
-            ) from None
+            print(  # noqa: T201 - the process's log
+                f"the working directory {folder} cannot be used on {socket.gethostname()} "
+                f"({error.strerror}): name one that this node has and its user may enter, or none",
+                file=sys.stderr,
+                flush=True,
+            )
+            raise SystemExit(UNUSABLE) from None
         here = os.getcwd()  # noqa: PTH109 - a text is written
         print(f"{folder} cannot be used here ({error.strerror}); working in {here}.", file=sys.stderr)  # noqa: T201 - the process's log
     else:

@@ -41,6 +41,8 @@ class _Launcher:
         self._line = line
         self._unread = b""
         self._context = multiprocessing.get_context("forkserver")
+        #: The PID of the forkserver that the agent knows.
+        self._said: int | None = None
         #: The processes that run, by the descriptor that becomes readable when one has ended.
         self._running: dict[int, Any] = {}
         #: The processes that wait, and the pipe on which each waits.
@@ -56,7 +58,14 @@ class _Launcher:
         process.start()
         tempfile.tempdir = None
         process.join()
-        self._say({"ready": True, "forkserver": getattr(_forkserver(), "_forkserver_pid", 0)})
+        self._say_ready()
+
+    def _say_ready(self) -> None:
+        """Say which forkserver there is, where that has not been said."""
+        server = getattr(_forkserver(), "_forkserver_pid", 0)
+        if server != self._said:
+            self._said = server
+            self._say({"ready": True, "forkserver": server})
 
     def serve(self) -> None:
         """Carry out orders until the agent is gone or says stop."""
@@ -80,8 +89,10 @@ class _Launcher:
 
     def _start(self, order: dict[str, Any]) -> None:
         number = order.pop("number")
-        order["spec"]["forkserver"] = reach()
         try:
+            forkserver.ensure_running()  # another one where it has died: those that wait would not notice
+            self._say_ready()
+            order["spec"]["forkserver"] = reach()
             process = self._from_spare(order) or self._fork(lease_child.run, order)
         except Exception as error:  # noqa: BLE001 - whatever it is, the agent must hear of it
             self._say({"failed": number, "why": f"{type(error).__name__}: {error}"})

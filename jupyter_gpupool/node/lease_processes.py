@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.node import attach, guard
 from jupyter_gpupool.node.launch import Account, LaunchError, Launchers, find_account
+from jupyter_gpupool.node.lease_child import UNUSABLE
 from jupyter_gpupool.node.lease_logs import cut, read_tail
 from jupyter_gpupool.node.lease_socket import LeaseSocket
 from jupyter_gpupool.node.lease_specs import launch_order, wishes
@@ -137,10 +138,8 @@ class Processes:
         await asyncio.sleep(_WORD)
         code = self._codes.pop(entry.pid, None)
         if self._table.entries.get(entry.key) is entry and entry.state in (STARTING, RUNNING):
-            status = "" if code is None else f" with status {code}"
             said = self.tail(entry).strip().splitlines()
-            last = said[-1][:500] if said else "none"
-            self._failed(entry, f"its process ended{status}; its last words: {last}")
+            self._failed(entry, _why(code, said[-1][:500] if said else "none"))
 
     async def watch_stopped(self) -> None:
         """Kill for good what somebody has stopped: it does nothing for its lease and never ends by itself.
@@ -258,3 +257,11 @@ class Processes:
     def _exited(self, pid: int, code: int) -> None:
         if any(each.pid == pid for each in self._table.entries.values()):
             self._codes[pid] = code
+
+
+def _why(code: int | None, last: str) -> str:
+    """Say why a process has ended, by its exit status and its last words."""
+    if code == UNUSABLE:
+        return last
+    status = "" if code is None else f" with status {code}"
+    return f"its process ended{status}; its last words: {last}"

@@ -5,9 +5,13 @@ CUDA must not be initialised here: no context survives a fork.
 
 from __future__ import annotations
 
+import errno
+import functools
 import gc
 import importlib
+import multiprocessing.reduction
 import ssl
+from typing import Any
 
 #: By name, as some need not be installed, and as a lease's rooms are nobody's to import.
 PRELOADED = (
@@ -46,12 +50,35 @@ def _load() -> None:
             continue  # its own process will say so, in its own log
     # What dead workers leave behind is then below this process (`guard.orphans`).
     importlib.import_module("jupyter_gpupool.lease.process").take_in_orphans()
+    outlive_clients(multiprocessing.reduction)
     _simulate()
     _warm_tls()
     _warm_versions()
     # What is loaded by now stays for good: let no collection in a forked process copy its pages.
     gc.collect()
     gc.freeze()
+
+
+def outlive_clients(reduction: Any) -> None:
+    """Let the forkserver survive who dies between its connection and its request.
+
+    A host that is ended while it starts its worker does that. Before Python 3.14 the forkserver's loop takes
+    an aborted connection for nothing, and ends at one without a request: with it goes the start of all whose
+    host was forked from it.
+
+    Args:
+        reduction: `multiprocessing.reduction`, by whose function it reads a request.
+    """
+    read = reduction.recvfds
+
+    @functools.wraps(read)
+    def recvfds(*arguments: Any) -> Any:
+        try:
+            return read(*arguments)
+        except EOFError as error:
+            raise ConnectionAbortedError(errno.ECONNABORTED, "it is gone") from error
+
+    reduction.recvfds = recvfds
 
 
 def _warm_tls() -> None:

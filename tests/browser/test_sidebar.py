@@ -33,7 +33,7 @@ def request(sidebar: Sidebar, **fields: str) -> None:
     sidebar.root.get_by_role("button", name="Request GPUs").first.click()
     form = sidebar.root.locator("form")
     if "name" in fields:
-        form.get_by_text("Options").click()
+        form.get_by_text("Options", exact=True).click()
     for name, text in fields.items():
         form.locator(f"#jp-gpupool-field-{name}").fill(text)
     expect(form).to_contain_text("Starts now.")
