@@ -37,7 +37,7 @@ from jupyter_gpupool.core.model import (
 from tests import naive
 
 #: How many runs of 100 steps; any other number than this one draws them by chance.
-RUNS = 225
+RUNS = 240
 EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", RUNS))
 #: What the suite promises to try.
 LEAST = {"steps": 20_000, "grants": 120, "reclaims": 50}

@@ -5,6 +5,7 @@ The known bugs of the peers are in `test_peers_bugs`.
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -877,7 +878,14 @@ class TestFoundByTheMachine:
         assert {part.device for part in held} == {"GPU-node-2-2"}
         running = [each for lease in made.pool.leases.values() for each in lease.slices.values()]
         there = tuple(each.id for each in running if each.node == "node-2")
+        before = made.pool.snapshot()["leases"]["b1"]["claim"]["held"]
         made.send(NodeJoined, node=node("node-2", 2), adopted=there)
+        assert made.pool.leases["b1"].claim.held == {}
+        now = made.pool.snapshot()
+        assert type(made.pool).restore(now).snapshot() == now
+        former = copy.deepcopy(now)  # of a pool that took no notice
+        former["leases"]["b1"]["claim"]["held"] = before
+        assert type(made.pool).restore({**former, "form": 3}).snapshot() == now
         made.ignore = set()
         for order in [each for each in made.told if isinstance(each, StopSlice)]:
             made.obey(order)

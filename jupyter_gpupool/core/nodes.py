@@ -96,6 +96,7 @@ def on_joined(state: State, event: NodeJoined) -> None:
     state.version += 1
     state.stir()
     missing = state.cluster.update_node(node)
+    state.unhold(missing)
     _take_in_devices(state, record)
     for lease, slice_ in slices_on(state, node.name):
         if slice_.id in missing:
@@ -122,7 +123,7 @@ def _unclaimed(state: State, node: Node) -> Node:
                     state, f"GPU {device.uuid} of {node.name} is already in the pool with {other.node.name}."
                 )
                 continue
-            state.cluster.remove_node(other.node.name)
+            state.unhold(state.cluster.remove_node(other.node.name))
             del state.nodes[other.node.name]
         kept.append(device)
     return node if len(kept) == len(node.devices) else dataclasses.replace(node, devices=tuple(kept))

@@ -47,11 +47,12 @@ if TYPE_CHECKING:
     from jupyter_gpupool.core.tree import Tenant
 
 #: Written into each snapshot; a change of form gets a new number and a step in `UPGRADES`.
-FORM = 3
+FORM = 4
 #: form -> a step to the next one.
 UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     1: lambda data: {**data, "form": 2, "hours": {}},  # what people used was not kept by hours
     2: lambda data: {**data, "form": 3, "absent": {}},  # a cordon was forgotten with a device that was gone
+    3: lambda data: {**data, "form": 4, "leases": _hold_what_is_there(data)},
 }
 
 
@@ -137,6 +138,20 @@ def _restore(data: dict[str, Any]) -> State:
     state.tree.refresh()
     state.stirred = False
     return state
+
+
+def _hold_what_is_there(data: dict[str, Any]) -> dict[str, Any]:
+    """The leases of a snapshot, with no part held for them on a device that is gone."""
+    leases = {**data["leases"]}
+    for ident, lease in leases.items():
+        if claim := lease.get("claim"):
+            held = {key: each for key, each in claim["held"].items() if _is_there(data, each)}
+            leases[ident] = {**lease, "claim": {**claim, "held": held}}
+    return leases
+
+
+def _is_there(data: dict[str, Any], part: dict[str, Any]) -> bool:
+    return part["device"] in data["devices"] if part["device"] else part["node"] in data["nodes"]
 
 
 def _tenant(state: State, project: str, user: str) -> Tenant:

@@ -226,6 +226,13 @@ class State:
             self.cluster.hold(f"{lease.id}!{key}", lease.id, part)
             lease.claim.held[f"{lease.id}!{key}"] = part
 
+    def unhold(self, keys: Iterable[str]) -> None:
+        """Forget what was held for claimants on devices that are gone."""
+        for key in keys:
+            lease = self.leases.get(key.partition("!")[0])
+            if lease and lease.claim:
+                lease.claim.held.pop(key, None)
+
     def barred(self, node: str, device: str) -> bool:
         """Whether a device takes no new work, or is gone."""
         if not device:

@@ -95,6 +95,8 @@ def _indexes(state: State) -> None:
     assert set(state.ready) == {each.id for each in leases if each.claim and not each.claim.awaited}
     awaited = {ident: each.id for each in leases if each.claim for ident in each.claim.awaited}
     assert awaited == state.awaited
+    held = {key: part for each in leases if each.claim for key, part in each.claim.held.items()}
+    assert held == {taken.key: taken.part for taken in state.cluster.held()}
     elastic = {each.id for each in leases if stretches(each)}
     assert set(state.elastic) == elastic
     assert {ident for idents in state.holding.values() for ident in idents} == {
