@@ -59,6 +59,18 @@ class TestOrder:
         ask(made, "b1", "b")
         assert [each.id for each in explain.order(made.pool._state)] == ["b1", "a2"]
 
+    def test_who_waits_is_told_the_numbers_of_whoever_is_ahead(self):
+        made = world(nodes=1)
+        ask(made, "a1", count=3)
+        ask(made, "b1", "b")
+        ask(made, "a2")
+        ask(made, "b2", "b")
+        first = made.pool.explain("a2", made.now).sentences[0]
+        assert first == (
+            "1 request is ahead of it: project b is below its share (1 of 2 GPUs),"
+            " project a is not (3 GPUs, 1 GPU more)."
+        )
+
     def test_among_equals_who_has_used_less_by_weight_comes_first(self):
         made = world(project("a", weight=1), project("b", weight=3), nodes=1)
         ask(made, "a1", count=2)

@@ -15,7 +15,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from jupyter_gpupool.core import bounds, elastic, forecast, give, placement, reclaim, submit, turns, whynot
-from jupyter_gpupool.core.model import ANY, MINUTE, LeaseState, Reason, Refusal, Request
+from jupyter_gpupool.core.model import ANY, MINUTE, WHOLE, LeaseState, Reason, Refusal, Request
 from jupyter_gpupool.core.state import WAITING, Lease, gpus
 from jupyter_gpupool.core.tree import apart
 
@@ -192,26 +192,28 @@ def _behind(state: State, leaf: Tenant, lease: Lease, ahead: list[Lease]) -> Ref
         return Refusal(
             reason=Reason.BEHIND, sentence=f"{count} ahead of it, first your own {first.request.name}."
         )
-    mine, other = apart(leaf, theirs)
-    below = other.served[ANY] < other.share[ANY], mine.served[ANY] < mine.share[ANY]
-    why = {
-        (
-            True,
-            False,
-        ): f"{other.title()} is below its share ({_served(other)}), {mine.title()} is not ({_served(mine)})",
-        (True, True): f"{other.title()} has used less lately than {mine.title()}",
-        (False, False): f"{other.title()} has used less lately than {mine.title()}",
-        (
-            False,
-            True,
-        ): f"{mine.title()} is below its share ({_served(mine)}), but waits behind its own requests",
-    }[below]
-    advice = "" if lease.milli <= 1000 else "A request for fewer GPUs may start earlier."
+    why = _less_served(*apart(leaf, theirs))
+    advice = "" if lease.milli <= WHOLE else "A request for fewer GPUs may start earlier."
     return Refusal(reason=Reason.BEHIND, sentence=f"{count} ahead of it: {why}.", advice=advice)
 
 
+def _less_served(mine: Tenant, other: Tenant) -> str:
+    """Why another tenant comes before one's own sibling of it."""
+    full, theirs_full = (each.served[ANY] >= each.share[ANY] for each in (mine, other))
+    if full is theirs_full:
+        return f"{other.title()} has used less lately than {mine.title()}"
+    if full:
+        below = f"{other.title()} is below its share ({_served(other)})"
+        return f"{below}, {mine.title()} is not ({_served(mine)})"
+    return f"{mine.title()} is below its share ({_served(mine)}), but waits behind its own requests"
+
+
 def _served(tenant: Tenant) -> str:
-    return f"{tenant.served[ANY] / 1000:g} of {gpus(tenant.share[ANY])}"
+    """What a tenant is served of its share, or above it."""
+    served, share = tenant.served[ANY], tenant.share[ANY]
+    if served > share:
+        return f"{gpus(served)}, {gpus(served - share)} more"
+    return f"{served / WHOLE:g} of {gpus(share)}"
 
 
 def _reserved(state: State, kept: Reservation) -> Refusal:

@@ -22,6 +22,8 @@ from jupyter_gpupool.core.model import WHOLE
 from jupyter_gpupool.core.wants import MANY, Room, Want, by_host, room
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jupyter_gpupool.core.cluster import Cluster
 
 #: Worth is compared in tenths of a device, waste in steps of 12 thousandths of one (times its own unit).
@@ -59,12 +61,7 @@ class Ranking:
             self._generation = cluster.demand.generation
             self._table.forget()
             rows = list(cluster.row_of.values())
-        if not rows:
-            return
-        if _by_state(self._want):
-            self._table.update(cluster, rows, self._work_out)
-        else:
-            self._work_out(cluster, np.array(rows, dtype=np.int64))
+        _bring_up(cluster, self._want, self._table, rows, self._work_out)
 
     def keys(self, cluster: Cluster) -> np.ndarray:
         """For each node a number: the smallest is the best; `NONE` where there is no room."""
@@ -132,6 +129,20 @@ def _by_state(want: Want) -> bool:
     return not (want.node or want.exclude or want.instance)
 
 
+def _bring_up(
+    cluster: Cluster,
+    want: Want,
+    table: Table,
+    rows: list[int],
+    work_out: Callable[[Cluster, np.ndarray], None],
+) -> None:
+    """Work out anew the rows of a table that have changed."""
+    if rows and _by_state(want):
+        table.update(cluster, rows, work_out)
+    elif rows:
+        work_out(cluster, np.array(rows, dtype=np.int64))
+
+
 def ranking(cluster: Cluster, want: Want, count: int, *, doubtful: bool) -> Ranking:
     """The ranking of a kind of slice, up to date."""
     known = cluster.memo.setdefault("rankings", {})
@@ -163,13 +174,9 @@ class Space:
         """Work out again what has changed."""
         self._mark, changed = cluster.changes_since(self._mark)
         rows = list(cluster.row_of.values()) if changed is None else changed
-        if not rows:
-            return
-        if _by_state(self._want):
-            self._table.update(cluster, rows, self._work_out)
-        else:
-            self._work_out(cluster, np.array(rows, dtype=np.int64))
-        self.total, self.most = int(self._room.sum()), int(self._room.max())
+        if rows:
+            _bring_up(cluster, self._want, self._table, rows, self._work_out)
+            self.total, self.most = int(self._room.sum()), int(self._room.max())
 
     def _work_out(self, cluster: Cluster, rows: np.ndarray) -> None:
         found = room(cluster, self._want)
