@@ -118,7 +118,7 @@ WITHOUT_NUMPY = {
             "fits",
             "claims",
         ),
-        *("consolidate", "replace", "elastic", "extend", "idle", "settle", "ledger", "figures"),
+        *("consolidate", "replace", "elastic", "extend", "idle", "settle", "ledger", "figures", "times"),
         *(
             "shares",
             "tree",

@@ -69,7 +69,7 @@ class _Round:
         if self.book.blocked and not self.state.defaults.passing:
             return True
         if self.sifted != self.book.count:
-            self.open_ = {shape: None for shape in self.open_ if may_pass(self.book, shape)}
+            self.open_ = self.book.passing(self.open_)
             self.sifted = self.book.count
         return not self.open_
 
@@ -104,23 +104,14 @@ def may_fit(state: State) -> dict[Shape, None]:
     found: dict[Shape, None] = {}
     for kind in state.waiting.kinds.values():
         free = count_free(state, kind) if kind.whole else 0
-        if kind.whole and not free:
-            continue
-        for shape in kind.shapes:
-            base = shape.base
+        for base in kind.bases if free or not kind.whole else ():
             if base.failed != state.freed and (
                 base.count <= free
                 if base.plain or base.together
                 else placement.may_fit(base.request, kind.want, state.cluster, base.count)
             ):
-                found[shape] = None
+                found.update(base.shapes)
     return found
-
-
-def may_pass(book: Book, shape: Shape) -> bool:
-    """A quick look at whether a shape could pass the heads that have reservations."""
-    base = shape.base
-    return not (base.plain or base.together) or book.spare(base, shape.limit) >= base.count
 
 
 def at_limit(state: State, leaf: Tenant, lease: Lease) -> bool:

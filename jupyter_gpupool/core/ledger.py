@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 KEEP_RECLAIMS = 1000
 #: So many hours are remembered one by one: two weeks of days in any time zone.
 KEEP_HOURS = 15 * 24
+#: So many more are let stand, so that they are thrown away together, not one by one.
+_SPARE_HOURS = 24
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,7 +67,7 @@ class Hours:
             amount = milli * (end - at)
             self.found[hour] = (used, unused + amount) if idle else (used + amount, unused)
             at = end
-        if len(self.found) > KEEP_HOURS:
+        if len(self.found) > KEEP_HOURS + _SPARE_HOURS:
             self.found = {hour: each for hour, each in self.found.items() if hour >= oldest}
 
     def rows(self, now: int) -> list[list[int]]:

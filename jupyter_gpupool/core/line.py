@@ -40,14 +40,14 @@ def planned(limit: int) -> int:
 class Kind:
     """What one slice of requests needs, however many they are; see `reserve.free_of`."""
 
-    __slots__ = ("barred", "every", "free", "mark", "open", "shapes", "want", "whole")
+    __slots__ = ("barred", "bases", "every", "free", "mark", "open", "want", "whole")
 
     def __init__(self, want: wants.Want, *, whole: bool) -> None:
         """Slices that need this; `whole`: whole devices with their part of the host, which can be counted."""
         self.want = want
         self.whole = whole
-        #: Shapes of this kind that wait.
-        self.shapes: dict[Shape, None] = {}
+        #: Bases of this kind that wait.
+        self.bases: dict[Base, None] = {}
         #: With these bars of the cluster: the devices that it could use, and whether these are all.
         self.barred: object = None
         self.open: Mask | None = None
@@ -68,8 +68,8 @@ class Base:
         self.kind = kind
         #: One of them.
         self.request = request
-        #: How many shapes it has.
-        self.shapes = 0
+        #: Shapes of this base that wait.
+        self.shapes: dict[Shape, None] = {}
         self.count = count
         self.each = each
         whole = kind.whole and not request.same_device
@@ -206,8 +206,8 @@ class Waiting:
         found = self.shapes.get((base, limit))
         if found is None:
             found = self.shapes[base, limit] = Shape(base, limit)
-            base.shapes += 1
-            base.kind.shapes[found] = None
+            base.shapes[found] = None
+            base.kind.bases[base] = None
         return found
 
     def add(self, lease: Lease, leaf: Tenant, defaults: Defaults) -> bool:
@@ -239,13 +239,14 @@ class Waiting:
             tenant.waiting -= 1
 
     def _forget(self, shape: Shape) -> None:
-        del self.shapes[shape.base, shape.limit]
-        del shape.base.kind.shapes[shape]
-        if not shape.base.kind.shapes:
-            del self.kinds[shape.base.kind.want]
-        shape.base.shapes -= 1
-        if not shape.base.shapes:
-            del self.bases[shape.base.key]
+        base, kind = shape.base, shape.base.kind
+        del self.shapes[base, shape.limit]
+        del base.shapes[shape]
+        if not base.shapes:
+            del self.bases[base.key]
+            del kind.bases[base]
+        if not kind.bases:
+            del self.kinds[kind.want]
 
 
 def rank(request: Request, defaults: Defaults) -> int:

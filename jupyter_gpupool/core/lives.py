@@ -173,7 +173,6 @@ def finish(state: State, lease: Lease) -> None:
         state.tell(lease, Notice.SUSPENDED, f"{lease.request.name} is suspended; {words}.")
     elif lease.scheduler is SchedulerState.NONE:
         lease.state, lease.ended_at = LeaseState.ENDED, state.now
-        state.place(lease)
         state.touch(lease)
         state.retire(lease)
         state.tell(lease, Notice.ENDED, f"{lease.request.name} has ended: {lease.why}.")
@@ -249,7 +248,6 @@ def activate(state: State, lease: Lease) -> None:
     if lease.state is LeaseState.STARTING and lease.scheduler is SchedulerState.UP and running:
         lease.state, lease.why = LeaseState.ACTIVE, ""
         lease.started_at = lease.started_at or state.now
-        state.place(lease)
         state.stirred = state.stirred or bool(lease.wanted > lease.sure)
         state.touch(lease)
         state.tell(lease, Notice.STARTED, f"{lease.request.name} is ready.")

@@ -45,11 +45,13 @@ def run(state: State) -> None:
 
 def _one(state: State) -> bool:
     """Find the first in the queue for whom others can give back, and let them."""
+    if not any(any(_within(state, leaf)) for leaf in state.tree.hungry):
+        return False
     able = victims.able(state)
     if able and _first(state, able):
         return True
     wake = victims.next_able(state)
-    if _sooner(state, wake) and any(any(_within(state, leaf)) for leaf in state.tree.hungry):
+    if _sooner(state, wake):
         state.wake_at = wake
         state.at(wake, "wake", "")
     return False

@@ -39,6 +39,7 @@ from jupyter_gpupool.core.state import (
     SchedulerState,
 )
 from jupyter_gpupool.core.strokes import State, limits
+from jupyter_gpupool.core.times import Times
 from jupyter_gpupool.core.tree import Tree
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ def reconfigure(state: State, projects: tuple[Project, ...], defaults: Defaults)
     state.tree.capacity(state.capacity)
     state.waiting = Waiting()
     state.ranks = None
-    state.takeable_from, state.ends_of = {}, {}
+    state.takeable_from, state.ends_of = Times(), Times()
     state.holding = {}
     for lease in state.leases.values():
         _count(state, lease)

@@ -22,7 +22,7 @@ from jupyter_gpupool.core.line import Base, Kind
 from jupyter_gpupool.core.model import WHOLE, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from jupyter_gpupool.core.counts import Mask
     from jupyter_gpupool.core.line import Shape
@@ -126,9 +126,44 @@ class Book:
         end = self.state.now + limit
         return [each for each in self.resolve() if each.start < end]
 
+    def passing(self, shapes: Iterable[Shape]) -> dict[Shape, None]:
+        """Those of some shapes that could pass the heads noted so far, at a quick look."""
+        steps: dict[Kind, list[tuple[int, int]]] = {}
+        found: dict[Shape, None] = {}
+        for shape in shapes:
+            base = shape.base
+            if not (base.plain or base.together):
+                found[shape] = None
+                continue
+            known = steps.get(base.kind)
+            if known is None:
+                known = steps[base.kind] = self._steps(base.kind)
+            for limit, most in known:
+                if shape.limit > limit:
+                    if base.count <= most:
+                        found[shape] = None
+                    break
+            else:
+                found[shape] = None
+        return found
+
+    def _steps(self, kind: Kind) -> list[tuple[int, int]]:
+        """Above which time limits a kind may use how many free devices at most, the longest limit first."""
+        now, kept = self.state.now, sorted(self.resolve(), key=lambda each: each.start)
+        if not all(each.base.plain for each in kept):
+            return [(each.start - now, self._spare(kind, each.start - now + 1)) for each in reversed(kept)]
+        least, steps = count_free(self.state, kind), []
+        for each in kept:
+            least = min(least, self._beside(kind, each))
+            steps.append((each.start - now, least))
+        return steps[::-1]
+
     def spare(self, base: Base, limit: int) -> int:
         """How many free devices a request of whole devices may use, for so long, at most."""
-        kind, kept = base.kind, self.resolve()
+        return self._spare(base.kind, limit)
+
+    def _spare(self, kind: Kind, limit: int) -> int:
+        kept = self.resolve()
         seen, least = self._spares.get((kind, limit), (0, count_free(self.state, kind)))
         if seen < len(kept):
             end, named = self.state.now + limit, False
@@ -320,8 +355,7 @@ def _freed(state: State, kind: Kind, least: int) -> tuple[int, int] | None:
     """When so many devices that a kind could use have come free by what ends, and how many then."""
     known = state.freed_by_ends()
     if kind not in known:
-        count = _counter(state, kind)
-        known[kind] = [], itertools.accumulate(count(state.leases[ident]) for _, ident in state.ends)
+        known[kind] = [], itertools.accumulate(_counted(state, kind))
     sums, rest = known[kind]
     while not sums or sums[-1] < least:
         more = next(rest, None)
@@ -332,12 +366,16 @@ def _freed(state: State, kind: Kind, least: int) -> tuple[int, int] | None:
     return state.ends[at][0], sums[at]
 
 
-def _counter(state: State, kind: Kind) -> Callable[[Lease], int]:
-    """How many devices become free for a want when a lease ends."""
+def _counted(state: State, kind: Kind) -> Iterator[int]:
+    """How many devices become free for a kind at each end, the soonest first."""
+    leases = state.leases
     if look(state, kind).every:
-        return lambda lease: len(lease.slices)
+        return (len(leases[ident].slices) for _, ident in state.ends)
     cluster, open_ = state.cluster, usable(state, kind)
-    return lambda lease: sum(counts.has(cluster, open_, each.device) for each in lease.slices.values())
+    return (
+        sum(counts.has(cluster, open_, each.device) for each in leases[ident].slices.values())
+        for _, ident in state.ends
+    )
 
 
 def _free_parts(state: State, node: str, base: Base) -> tuple[Part, ...]:

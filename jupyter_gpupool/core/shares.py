@@ -44,6 +44,8 @@ class Want(NamedTuple):
 
 def deserved(total: int, wants: Sequence[Want]) -> list[int]:
     """Give out `total` to siblings, by rule 1; the answer is in their order."""
+    if len(wants) == 1:
+        return [min(total, wants[0].demand)]
     given = _pour(total, [(min(each.quota, each.demand), each.quota, each.name) for each in wants], 1)
     left = total - sum(given)
     tiers = {each.tier for each in wants} if left > 0 else set()

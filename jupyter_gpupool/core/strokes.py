@@ -47,6 +47,7 @@ from jupyter_gpupool.core.state import (
     NodeRecord,
     NodeState,
 )
+from jupyter_gpupool.core.times import Times
 from jupyter_gpupool.core.tree import CPUS, MEMORY, Tenant, Tree
 
 if TYPE_CHECKING:
@@ -101,10 +102,9 @@ class State:
         self._freed_by_ends: dict[Kind, tuple[list[int], Iterator[int]]] = {}
         #: How tenants stand, as last worked out.
         self.ranks: Ranks | None = None
-        #: User -> from when on each of their leases has run long enough to be taken from, soonest first.
-        self.takeable_from: dict[Tenant, list[int]] = {}
-        #: User -> (when by its time limit, id) of each of their leases, soonest first.
-        self.ends_of: dict[Tenant, list[tuple[int, str]]] = {}
+        #: By user: from when on each lease has run long enough to be taken from; when each ends by its limit.
+        self.takeable_from = Times()
+        self.ends_of = Times()
         #: (user, name) -> id of the live lease of that name.
         self.names: dict[tuple[str, str], str] = {}
         #: Node -> ids of the slices on it.
@@ -152,22 +152,6 @@ class State:
     def leaf(self, request: Request) -> Tenant:
         """The user in the tree."""
         return self.tree.user(request.project, request.user)
-
-    def free_from(self, leaf: Tenant) -> list[int]:
-        """From when on each of a user's leases has run long enough to be taken from, soonest first."""
-        found = self.takeable_from.get(leaf)
-        if found is None:
-            leases = (self.leases[ident] for ident in self.holding.get(leaf, ()))
-            found = self.takeable_from[leaf] = sorted(self.free_at(each) for each in leases)
-        return found
-
-    def own_ends(self, leaf: Tenant) -> list[tuple[int, str]]:
-        """When each of a user's leases ends by its time limit, and its id, soonest first."""
-        found = self.ends_of.get(leaf)
-        if found is None:
-            leases = self.holding.get(leaf, ())
-            found = self.ends_of[leaf] = sorted((self.leases[ident].ends_at, ident) for ident in leases)
-        return found
 
     def free_at(self, lease: Lease) -> int:
         """From when on a lease can be taken from: it has run long enough since grant and last loss."""
@@ -334,9 +318,7 @@ class State:
         self._place(self.claims, lease, there=bool(lease.claim))
         self.complete(lease)
         self._place(self.elastic, lease, there=stretches(lease))
-        self._place(self.holding.setdefault(leaf, {}), lease, there=lease.state in HOLDING)
-        self.takeable_from.pop(leaf, None)
-        self.ends_of.pop(leaf, None)
+        self._place_held(lease, leaf)
         self._place_end(lease)
         self.wish(lease)
         self.stirred = self.stirred or bool(self.tree.stale)
@@ -348,6 +330,15 @@ class State:
             index[lease.id] = None
         else:
             index.pop(lease.id, None)
+
+    def _place_held(self, lease: Lease, leaf: Tenant) -> None:
+        if lease.state in HOLDING:
+            self.holding.setdefault(leaf, {})[lease.id] = None
+            self.takeable_from.put(leaf, lease.id, self.free_at(lease))
+            self.ends_of.put(leaf, lease.id, lease.ends_at)
+        elif self.holding.get(leaf, {}).pop(lease.id, lease) is None:
+            self.takeable_from.drop(lease.id)
+            self.ends_of.drop(lease.id)
 
     def _place_end(self, lease: Lease) -> None:
         known = self.end_of.get(lease.id)

@@ -159,7 +159,7 @@ def _split(state: State, leaf: Tenant, heads: list[Head], room: int) -> tuple[li
 def _due(state: State, leaf: Tenant, total: int) -> tuple[int, int]:
     """When enough of a user's leases have ended for so much to stay within their share; what is left then."""
     left, when = leaf.share[ANY] - leaf.served[ANY] - total, state.now
-    for end, ident in state.own_ends(leaf):
+    for end, ident in state.ends_of.of(leaf):
         if left >= 0:
             break
         left += _served(state.leases[ident])

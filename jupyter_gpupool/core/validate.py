@@ -104,8 +104,11 @@ def _indexes(state: State) -> None:
     }
     ends = [(each.ends_at, each.id) for each in leases if each.slices and not each.suspending]
     assert state.ends == sorted(ends)
-    for leaf, own in state.ends_of.items():
-        assert own == sorted((state.leases[ident].ends_at, ident) for ident in state.holding[leaf])
+    for leaf, idents in state.holding.items():
+        own = [state.leases[ident] for ident in idents]
+        assert state.ends_of.of(leaf) == sorted((each.ends_at, each.id) for each in own)
+        assert state.takeable_from.of(leaf) == sorted((state.free_at(each), each.id) for each in own)
+    assert all(state.holding[leaf] for leaf in state.takeable_from.users())
     assert state.end_of == {ident: when for when, ident in ends}
 
 

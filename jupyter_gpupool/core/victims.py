@@ -13,12 +13,12 @@ Not its business: how many it takes (`fits`).
 
 from __future__ import annotations
 
-import bisect
 from typing import TYPE_CHECKING
 
 from jupyter_gpupool.core.model import ANY, GB, MINUTE, WHOLE
 from jupyter_gpupool.core.plan import Pick, Plan
 from jupyter_gpupool.core.state import HOLDING
+from jupyter_gpupool.core.times import after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -133,8 +133,8 @@ def able(state: State) -> dict[Tenant, list[Tenant]]:
     found: dict[Tenant, list[Tenant]] = {}
     seen: dict[Tenant, None] = {}
     for leaf in state.tree.overs:
-        times = state.free_from(leaf) if leaf.user else ()
-        if times and times[0] <= state.now:
+        times = state.takeable_from.of(leaf) if leaf.user else ()
+        if times and times[0][0] <= state.now:
             here = leaf
             while here.parent is not None and here not in seen:
                 seen[here] = None
@@ -151,18 +151,17 @@ def next_able(state: State) -> int:
     wake = 0
     for leaf in state.tree.overs:
         if leaf.user:
-            wake = _sooner(wake, state.free_from(leaf), state.now)
+            wake = _sooner(wake, after(state.takeable_from.of(leaf), state.now))
     for ident in state.elastic:
         lease = state.leases[ident]
         if lease.extra and not takeable(state, lease):
-            wake = _sooner(wake, [state.free_at(lease)], state.now)
+            wake = _sooner(wake, state.free_at(lease))
     return wake
 
 
-def _sooner(wake: int, times: list[int], now: int) -> int:
-    """The first of some times, in order, that is still to come, if it is before `wake`."""
-    at = bisect.bisect_right(times, now)
-    return min(wake or times[at], times[at]) if at < len(times) else wake
+def _sooner(wake: int, when: int) -> int:
+    """The sooner of two times; 0: there is none."""
+    return min(wake, when) if wake and when else wake or when
 
 
 def takeable(state: State, lease: Lease) -> bool:
