@@ -307,7 +307,9 @@ class Naive:
 
     def restart(self) -> None:
         """The controller dies and comes back."""
-        self.pool = Pool.restore(json.loads(json.dumps(self.pool.snapshot())))
+        data = json.loads(self.pool.text())
+        assert data == self.pool.snapshot(), "the text of a snapshot says the same"
+        self.pool = Pool.restore(data)
         assert self.pool.orders() is not None
 
     # ---------------------------------------------------------------------------------------------- time

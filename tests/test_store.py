@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _sqlite3
+import ctypes
 import json
 import os
 import sqlite3
@@ -69,15 +71,15 @@ def test_what_was_appended_is_replayed_in_its_order_after_opening_anew(path):
 def test_after_a_snapshot_only_later_events_are_replayed_and_numbers_go_on(path):
     store = Store(path)
     store.append_many([Tick(now=1), Tick(now=2)])
-    store.snapshot({"leases": ["é", 1]})
+    store.snapshot(json.dumps({"leases": ["é", 1]}))
     store.append(Tick(now=3))
     assert store.since_snapshot == 1
     store.close()
     again = Store(path)
     assert again.restore() == ({"leases": ["é", 1]}, 2)
     assert list(again.replay()) == [(3, Tick(now=3))]
-    again.snapshot({}, 3)
-    again.snapshot({"more": 1})
+    again.snapshot(json.dumps({}), 3)
+    again.snapshot(json.dumps({"more": 1}))
     assert again.restore() == ({"more": 1}, 3)
     assert again.append(Tick(now=4)) == 4
     assert list(again.replay()) == [(4, Tick(now=4))]
@@ -86,9 +88,19 @@ def test_after_a_snapshot_only_later_events_are_replayed_and_numbers_go_on(path)
 
 def test_a_snapshot_of_an_earlier_event_keeps_the_later_ones(store):
     store.append_many([Tick(now=1), Tick(now=2), Tick(now=3)])
-    store.snapshot({"at": 2}, 2)
+    store.snapshot(json.dumps({"at": 2}), 2)
     assert list(store.replay()) == [(3, Tick(now=3))]
     assert store.since_snapshot == 1
+
+
+def test_what_was_written_does_not_stay_in_memory(store):
+    """Neither the text of a snapshot nor a secret, which SQLite would keep with a statement for next time."""
+    sqlite = ctypes.CDLL(_sqlite3.__file__)
+    sqlite.sqlite3_memory_used.restype = ctypes.c_int64
+    before = sqlite.sqlite3_memory_used()
+    assert before > 0
+    store.snapshot(json.dumps(["x" * 5_000_000]))
+    assert sqlite.sqlite3_memory_used() - before < 1_000_000, "the cache of pages, and no more"
 
 
 def test_several_events_are_written_all_or_none(store):
@@ -211,7 +223,7 @@ def test_damage_to_the_journal_is_found_and_named(path, statement):
 def test_a_changed_snapshot_is_found(path):
     store = Store(path)
     store.append(Tick(now=1))
-    store.snapshot({"a": 1})
+    store.snapshot(json.dumps({"a": 1}))
     store.close()
     edit(path, "UPDATE snapshot SET state = '{\"a\":2}'")
     again = Store(path)
@@ -381,7 +393,7 @@ def test_secrets_are_in_no_dump_and_are_gone_from_the_file_when_the_lease_ends(p
     store.close()
     store = Store(path)
     store.append_many([])
-    store.snapshot({})  # the request, whose own variables hold it, is gone as well
+    store.snapshot(json.dumps({}))  # the request, whose own variables hold it, is gone as well
     store.close()
     assert secret.encode() not in path.read_bytes()
 
@@ -413,7 +425,7 @@ def test_facts_are_kept_over_a_restart(path):
 def test_a_backup_of_a_running_journal_is_whole_private_and_can_be_put_back(path, tmp_path):
     store = Store(path)
     store.append_many([submitted("a"), submitted("b")])
-    store.snapshot({"state": 1}, 1)
+    store.snapshot(json.dumps({"state": 1}), 1)
     store.keep_secret("a", {"key": "k"})
     target = tmp_path / "copy"
     assert backup(path, target) == {"events": 1, "last": 2, "snapshot": 1, "has_snapshot": True}

@@ -91,7 +91,7 @@ class Keeper:
     def compact(self) -> None:
         """Take a snapshot where a restart would have much to replay."""
         if self._store.since_snapshot >= SNAPSHOT_AFTER:
-            self._store.snapshot(self.pool.snapshot())
+            self._store.snapshot(self.pool.text())
             service.give_memory_back()
 
     def _done(self, seq: int, event: PoolEvent, instructions: list[Instruction]) -> None:

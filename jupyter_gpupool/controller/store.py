@@ -68,8 +68,15 @@ class Database:
         if not read_only:
             _touch(path)
         with self.explained():
+            # A statement that is kept for the next time keeps what was last bound to it: secrets, and the
+            # text of a snapshot. To prepare one anew takes some 2 µs.
             self._sql = sqlite3.connect(
-                uri, uri=True, isolation_level=None, check_same_thread=False, timeout=5
+                uri,
+                uri=True,
+                isolation_level=None,
+                check_same_thread=False,
+                timeout=5,
+                cached_statements=0,
             )
             for pragma in () if read_only else PRAGMAS:
                 self._sql.execute(f"PRAGMA {pragma}")
@@ -275,14 +282,17 @@ class Store(Records):
     def _damage(self, what: str) -> str:
         return f"{self.path} is damaged at {what}: put a backup back with `jupyter gpupool restore FILE`."
 
-    def snapshot(self, state: dict[str, Any], seq: int | None = None) -> None:
-        """Keep the pool's state after event `seq` (default: the last one) and drop the events up to it.
+    def snapshot(self, text: str, seq: int | None = None) -> None:
+        """Keep the pool's state and drop the events up to it.
+
+        Args:
+            text: The state, as JSON.
+            seq: The number of the event after which it was so; default: the last one.
 
         Raises:
             StoreError: Nothing has changed.
         """
         seq = self._seq if seq is None else seq
-        text = json.dumps(state, separators=(",", ":"))
         with self._db.transaction() as sql:
             row = sql.execute("SELECT now, crc FROM journal WHERE seq = ?", (seq,)).fetchone()
             if row is None and seq != 0:  # nothing has been journaled since the last snapshot

@@ -232,6 +232,10 @@ class Pool:
         """Write everything as JSON-able data."""
         return records.snapshot(self._state)
 
+    def text(self) -> str:
+        """Write everything as the JSON of `snapshot`, in less memory."""
+        return records.text(self._state)
+
     @classmethod
     def restore(cls, data: dict[str, Any]) -> Pool:
         """Read back what `snapshot` wrote.

@@ -1,12 +1,15 @@
 """Writing the pool's records as JSON-able data, and making the indexes from them.
 
 Rule 1: a snapshot holds records, never indexes; what is restored behaves as what was written.
+Rule 2: its text is made record by record: all at once, it would take more memory than the pool itself, in
+        many small objects, and much of that would stay with the process.
 
 Not its business: where a snapshot is kept (`controller.store`).
 """
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.core import grants, idle, nodes
@@ -43,7 +46,7 @@ from jupyter_gpupool.core.times import Times
 from jupyter_gpupool.core.tree import Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from jupyter_gpupool.core.tree import Tenant
 
@@ -57,27 +60,55 @@ UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
 }
 
 
+_JSON = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def snapshot(state: State) -> dict[str, Any]:
     """Write everything that the pool knows."""
+    data: dict[str, Any] = encode(_contents(state))
+    return data
+
+
+def text(state: State) -> str:
+    """Write everything that the pool knows as the JSON of its `snapshot`."""
+    return "".join(_pieces(_contents(state), 2))
+
+
+def _pieces(value: Any, levels: int) -> Iterator[str]:
+    """The JSON of a value; what it holds is written piece by piece, down to so many levels."""
+    if not levels or not isinstance(value, dict | list):
+        yield _JSON(encode(value))
+        return
+    names = [f"{_JSON(name)}:" for name in value] if isinstance(value, dict) else [""] * len(value)
+    begin, end = "{}" if isinstance(value, dict) else "[]"
+    for name, each in zip(names, value.values() if isinstance(value, dict) else value, strict=True):
+        yield begin + name
+        yield from _pieces(each, levels - 1)
+        begin = ","
+    yield end if begin == "," else begin + end
+
+
+def _contents(state: State) -> dict[str, Any]:
+    """Everything that the pool knows, by the names that it has in a snapshot."""
     return {
         "form": FORM,
         "now": state.now,
         "version": state.version,
-        "defaults": encode(state.defaults),
-        "projects": encode(state.projects),
-        "nodes": encode(state.nodes),
-        "devices": encode(state.devices),
-        "absent": encode(state.absent),
-        "leases": encode(state.leases),
+        "defaults": state.defaults,
+        "projects": state.projects,
+        "nodes": state.nodes,
+        "devices": state.devices,
+        "absent": state.absent,
+        "leases": state.leases,
         "ended": list(state.ended),
         "needy": list(state.needy),
         "wake_at": state.wake_at,
         "demand": state.cluster.demand.snapshot(),
         "epoch": state.tree.decay.epoch,
         "usage": usage(state),
-        "accounts": encode(state.ledger.accounts),
+        "accounts": state.ledger.accounts,
         "hours": _hours(state),
-        "reclaims": encode(state.ledger.reclaims),
+        "reclaims": state.ledger.reclaims,
         "reclaim_count": state.ledger.count,
     }
 
