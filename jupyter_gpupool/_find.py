@@ -11,14 +11,21 @@ import os
 from pathlib import Path
 from typing import Any
 
-from jupyter_gpupool._http import Address, PoolError, Trouble
+from jupyter_gpupool._http import HERE, Address, PoolError, Trouble
 
 #: Looked for in Jupyter's configuration folder, where `jupyter gpupool login` writes it.
 FILE = "gpupool.yaml"
 KEYS = ("url", "token", "ca")
 
 
-def find(url: str | None, token: str | None, ca: str | None, *, start: bool) -> Address:
+def find(
+    url: str | None,
+    token: str | None,
+    ca: str | None,
+    *,
+    start: bool,
+    source: str = HERE,
+) -> Address:
     """Find a pool.
 
     Args:
@@ -26,13 +33,18 @@ def find(url: str | None, token: str | None, ca: str | None, *, start: bool) -> 
         token: The token for it.
         ca: Its certificate authority, as a path or as PEM text.
         start: Whether to start the embedded pool where there is no other.
+        source: Where the caller has the address from, for sentences.
 
     Raises:
         PoolError: What is said of it is broken, or there is none.
     """
     if url:
-        return Address(
-            url=_bare(url), token=token or _environment("TOKEN"), ca=_pem(ca or _environment("CA"))
+        known = None if token or ca or _environment("TOKEN") else _known(_bare(url))
+        return known or Address(
+            url=_bare(url),
+            token=token or _environment("TOKEN"),
+            ca=_pem(ca or _environment("CA")),
+            source=source,
         )
     from_environment = _environment("URL")
     if from_environment:
@@ -50,6 +62,18 @@ def find(url: str | None, token: str | None, ca: str | None, *, start: bool) -> 
     return embedded.start() if start else embedded.find()
 
 
+def _known(url: str) -> Address | None:
+    """Return the pool at an address with its token, where this user has logged in to it or it is here."""
+    from jupyter_gpupool import embedded
+
+    for look in (configured, embedded.find):
+        with contextlib.suppress(PoolError):
+            known = look()
+            if known is not None and known.url == url:
+                return known
+    return None
+
+
 def _environment(name: str) -> str:
     return os.environ.get(f"GPUPOOL_{name}", "")
 
@@ -60,7 +84,7 @@ def _hub_token() -> str:
 
 
 def _bare(url: str) -> str:
-    return url.strip().rstrip("/").removesuffix("/v1")
+    return str(url).strip().rstrip("/").removesuffix("/v1")
 
 
 def _pem(ca: str) -> str:

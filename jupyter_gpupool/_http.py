@@ -34,6 +34,10 @@ ANSWER_S = 30.0
 CONNECT_S = 5.0
 
 
+#: Where an address is from that is given in a call, as sentences name it.
+HERE = "the arguments of Pool()"
+
+
 class Trouble(StrEnum):
     """What can go wrong on the way to a pool, beside the pool's own `Reason`s."""
 
@@ -89,7 +93,7 @@ class Address:
     #: The certificate authority of the pool (PEM text); empty: those that this computer trusts.
     ca: str = field(default="", repr=False)
     #: Where the address was found, for error sentences.
-    source: str = "the arguments of Pool()"
+    source: str = HERE
     #: Says why there is no pool any more at all, where that can be known; else "".
     over: Callable[[], str] = field(default=str, repr=False, compare=False)
 
@@ -120,6 +124,21 @@ def get(path: str, expects: str = "", **params: str) -> Call:
     return Call(method="GET", path=path, expects=expects, params=params)
 
 
+def _is_address(url: Any) -> bool:
+    """Whether a pool could be at this address: HTTPS, a host, and nothing that only other servers take.
+
+    >>> _is_address("https://head-node:8790"), _is_address("head-node"), _is_address("https://head-node:x")
+    (True, False, False)
+    """
+    try:
+        parts = urlsplit(url)
+        return (
+            parts.scheme == "https" and bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
+        )
+    except (ValueError, TypeError, AttributeError):
+        return False
+
+
 class _Way:
     """What the blocking and the asynchronous connection have in common."""
 
@@ -127,11 +146,17 @@ class _Way:
         self.address = address
         self._reached = False
         self._client: Any = None
-        if urlsplit(address.url).scheme != "https" or not urlsplit(address.url).hostname:
+        if not _is_address(address.url):
             raise PoolError(
                 Trouble.BAD_CONFIG,
                 f"{address.url!r} (from {address.source}) is not the address of a pool.",
                 "It looks like https://head-node:8790; `jupyter gpupool start` prints it.",
+            )
+        if not (address.token.isascii() and address.token.isprintable()):
+            raise PoolError(
+                Trouble.WRONG_TOKEN,
+                f"What {address.source} says is not a token: it has characters that no token has.",
+                "Log in with a line of the pool: `jupyter gpupool login LINE`.",
             )
 
     def _options(self) -> dict[str, Any]:
@@ -343,6 +368,12 @@ def not_a_pool(address: Address) -> PoolError:
 
 
 def _wrong_certificate(address: Address) -> PoolError:
+    if not address.ca:
+        return PoolError(
+            Trouble.WRONG_CERTIFICATE,
+            f"What answers at {address.url} (from {address.source}) has an unknown certificate.",
+            "Log in with a line of the pool, `jupyter gpupool login LINE`, or name its CA in $GPUPOOL_CA.",
+        )
     return PoolError(
         Trouble.WRONG_CERTIFICATE,
         f"What answers at {address.url} does not show the certificate of the pool in {address.source}.",

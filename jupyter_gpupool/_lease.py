@@ -256,11 +256,12 @@ class Lease(_Lease):
             wait: Seconds to wait at most until all that it had is free; 0: not at all.
 
         Raises:
-            PoolError: It is not yours, or has not ended after `wait` seconds.
+            PoolError: It is not yours, has not ended after `wait` seconds, or that is no number of seconds.
         """
+        patience = steps.patience(wait or None, "wait")
         self._close_clients()
         self._pool.carry_out(steps.release(self.id))
-        left = steps.ended(self.data, wait) if wait else steps.changed(self.data, 0.0)
+        left = steps.ended(self.data, patience) if patience else steps.changed(self.data, 0.0)
         self.data = self._pool.carry_out(left)
 
     def extend(self, by: str | float = "1h") -> Self:
@@ -382,10 +383,11 @@ class AsyncLease(_Lease):
 
     async def release(self, wait: float = 0.0) -> None:
         """Give the lease back, or withdraw it while it is pending. See `Lease.release`."""
+        patience = steps.patience(wait or None, "wait")
         await self._close_clients()
         await self._pool.carry_out(steps.release(self.id))
-        if wait:
-            self.data = await self._pool.carry_out(steps.ended(self.data, wait))
+        if patience:
+            self.data = await self._pool.carry_out(steps.ended(self.data, patience))
 
     async def extend(self, by: str | float = "1h") -> Self:
         """Ask for more time, on top of the present limit. See `Lease.extend`."""

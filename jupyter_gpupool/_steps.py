@@ -44,6 +44,7 @@ def request(
     Raises:
         PoolError: The pool says no, the lease did not start, or `timeout` (seconds) has passed.
     """
+    timeout = patience(timeout)
     ask = Call(
         method="POST",
         path="/v1/requests",
@@ -68,6 +69,28 @@ def request(
         raise
 
 
+def patience(seconds: Any, field: str = "timeout") -> float | None:
+    """Read how long to wait; None: as long as it takes.
+
+    Raises:
+        PoolError: It is no number of seconds above zero.
+
+    >>> patience("2.5"), patience(None)
+    (2.5, None)
+    """
+    if seconds is None:
+        return None
+    with contextlib.suppress(TypeError, ValueError):
+        if not isinstance(seconds, bool) and float(seconds) > 0:
+            return float(seconds)
+    raise PoolError(
+        Reason.BAD_REQUEST,
+        f"{field}={seconds!r} is not a number of seconds above zero.",
+        "Give one, such as 300.",
+        field,
+    )
+
+
 def _withdraw(lease: LeaseData) -> Steps[None]:
     with contextlib.suppress(PoolError):
         yield Call(method="DELETE", path=lease_path(lease["id"]))
@@ -81,6 +104,7 @@ def usable(
     Raises:
         PoolError: It has ended, or `timeout` (seconds) has passed.
     """
+    timeout = patience(timeout)
     end = None if timeout is None else time.monotonic() + timeout
     polls = 0
     while lease["state"] in WAITING:

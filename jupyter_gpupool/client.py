@@ -20,7 +20,17 @@ from jupyter_gpupool import _steps as steps
 from jupyter_gpupool import display, tables
 from jupyter_gpupool._environment import with_wishes
 from jupyter_gpupool._find import find
-from jupyter_gpupool._http import Address, AsyncConnection, Call, Connection, PoolError, Steps, Trouble, get
+from jupyter_gpupool._http import (
+    HERE,
+    Address,
+    AsyncConnection,
+    Call,
+    Connection,
+    PoolError,
+    Steps,
+    Trouble,
+    get,
+)
 from jupyter_gpupool._lease import AsyncLease, Lease
 from jupyter_gpupool.progress import Progress
 
@@ -88,9 +98,15 @@ class _Pool:
     """What the blocking and the asynchronous pool have in common: where it is."""
 
     def __init__(
-        self, url: str | None = None, token: str | None = None, ca: str | None = None, *, start: bool = True
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        ca: str | None = None,
+        *,
+        start: bool = True,
+        source: str = HERE,
     ) -> None:
-        self.address: Address = find(url, token, ca, start=start)
+        self.address: Address = find(url, token, ca, start=start, source=source)
 
     @property
     def url(self) -> str:
@@ -110,15 +126,22 @@ class Pool(_Pool):
         token: The token that the pool knows you by; by default $GPUPOOL_TOKEN.
         ca: The pool's certificate authority, as a path or as PEM text; by default $GPUPOOL_CA.
         start: Whether to start the embedded pool where there is no other.
+        source: Where `url` is from, as sentences name it.
 
     Raises:
         PoolError: There is no pool, or it does not let you in.
     """
 
     def __init__(
-        self, url: str | None = None, token: str | None = None, ca: str | None = None, *, start: bool = True
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        ca: str | None = None,
+        *,
+        start: bool = True,
+        source: str = HERE,
     ) -> None:
-        super().__init__(url, token, ca, start=start)
+        super().__init__(url, token, ca, start=start, source=source)
         self._connection = Connection(self.address)
 
     def carry_out(self, what: Steps[T]) -> T:
@@ -331,9 +354,15 @@ class AsyncPool(_Pool):
     """A pool of GPUs, for code that awaits: the same as `Pool`, with `await` before each call."""
 
     def __init__(
-        self, url: str | None = None, token: str | None = None, ca: str | None = None, *, start: bool = True
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        ca: str | None = None,
+        *,
+        start: bool = True,
+        source: str = HERE,
     ) -> None:
-        super().__init__(url, token, ca, start=start)
+        super().__init__(url, token, ca, start=start, source=source)
         self._connection = AsyncConnection(self.address)
 
     async def carry_out(self, what: Steps[T]) -> T:

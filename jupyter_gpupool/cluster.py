@@ -18,7 +18,8 @@ from distributed.deploy.cluster import Cluster
 
 from jupyter_gpupool import _steps as steps
 from jupyter_gpupool._environment import tell
-from jupyter_gpupool.client import AsyncPool, Pool, RequestOptions
+from jupyter_gpupool.client import AsyncPool, Pool, PoolError, RequestOptions
+from jupyter_gpupool.core.model import Reason
 from jupyter_gpupool.progress import Progress
 
 if TYPE_CHECKING:
@@ -37,6 +38,17 @@ class PoolAdaptive(Adaptive):
     async def scale_down(self, workers: Any) -> None:
         """Want fewer; the pool takes the slices back, data moved first."""
         await self.cluster._scale(max(1, len(self.plan) - len(workers)))  # noqa: SLF001 - one thing in two classes
+
+
+def _check(pool: object, lease: object, what: RequestOptions) -> None:
+    """Find what cannot be meant before anything is asked for."""
+    if not isinstance(pool, Pool | None):
+        sentence = f"GPUPoolCluster takes a Pool first, not {pool!r}."
+        advice = "Say what is wanted by name: GPUPoolCluster(gpus=2), or GPUPoolCluster(Pool(url), gpus=2)."
+        raise PoolError(Reason.BAD_REQUEST, sentence, advice, "pool")
+    if lease is not None and what:
+        sentence = f"A lease that is there already is as it is: {', '.join(what)} cannot be asked for."
+        raise PoolError(Reason.BAD_REQUEST, sentence, "Leave out either that or lease.", next(iter(what)))
 
 
 class GPUPoolCluster(Cluster):
@@ -66,11 +78,12 @@ class GPUPoolCluster(Cluster):
         timeout: float | None = None,
         **what: Unpack[RequestOptions],
     ) -> None:
+        _check(pool, lease, what)
         super().__init__(
             asynchronous=asynchronous, loop=loop, quiet=True, name=str(what.get("name") or "gpupool")
         )
         address = (pool or Pool()).address
-        self._pool = AsyncPool(address.url, address.token, address.ca)
+        self._pool = AsyncPool(address.url, address.token, address.ca, source=address.source)
         self._given = lease if lease is None or isinstance(lease, str) else lease.id
         self._timeout = timeout
         self._what = what
@@ -123,7 +136,7 @@ class GPUPoolCluster(Cluster):
     def pool(self) -> Pool:
         """The pool that the lease is of."""
         address = self._pool.address
-        return Pool(address.url, address.token, address.ca)
+        return Pool(address.url, address.token, address.ca, source=address.source)
 
     async def _close(self) -> None:
         await super()._close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -80,7 +81,19 @@ class _Parser(argparse.ArgumentParser):
         raise Misuse(message or "")
 
 
+#: What argparse says, and how it reads as a sentence.
+_PLAINER = (
+    (r"argument ([^:/]+)[^:]*: invalid choice: (\S+) \(choose from (.*)\)", r"\1 is one of \3, not \2"),
+    (r"argument ([^:/]+)[^:]*: expected (?:one|at least one) argument", r"\1 needs a value"),
+    (r"argument ([^:/]+)[^:]*: ignored explicit argument (.*)", r"\1 takes no value, and not \2"),
+    (r"argument ([^:/]+)[^:]*: ", r"\1: "),
+    (r"the following arguments are required: (.*)", r"\1 is missing"),
+)
+
+
 def _taught(parser: _Parser, message: str) -> str:
+    for pattern, words in _PLAINER:
+        message = re.sub(pattern, words, message)
     unknown = message.removeprefix("unrecognized arguments: ")
     if unknown == message:
         return f"{parser.prog}: {message}. Its options: `{parser.shown_by}`."
@@ -107,6 +120,8 @@ def parser_of(command: Command, prog: str, shown_by: str = "") -> argparse.Argum
     """
     parser = _Parser(prog=prog, description=command.help, add_help=False, allow_abbrev=False)
     parser.shown_by, parser.wrong = shown_by or f"{prog} --help", command.wrong
+    # "-1h" and "-3GB" are values too, for the pool to refuse; no option begins with a digit.
+    parser._negative_number_matcher = re.compile(r"-\.?\d")  # noqa: SLF001 - argparse has no other way
     for each in command.arguments:
         options = dict(each.options)
         if each.flags[0].startswith("-"):
@@ -243,7 +258,7 @@ _TIMEOUT = Argument(
     name="timeout",
     help="withdraw it if it is not granted within so many seconds",
     metavar="SECONDS",
-    options={"type": float},
+    options={"type": number},
 )
 _DRY_RUN = Argument(
     flags=("--dry-run",),

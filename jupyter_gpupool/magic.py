@@ -84,6 +84,8 @@ class GPUPool(Magics, Configurable):
         Configurable.__init__(self, parent=shell)
         Magics.__init__(self, shell)
         self._pool: Pool | None = None
+        #: What `url` was when the pool was found.
+        self._asked = ""
         self.completer: Completer
         #: The lease that a command is about when it names none; the last one requested or used here.
         self.current = ""
@@ -191,21 +193,23 @@ class GPUPool(Magics, Configurable):
             again: Start the pool of this machine again if somebody has stopped it.
         """
         from jupyter_gpupool import embedded
-        from jupyter_gpupool.client import Pool
 
         pool = self._pool
-        if pool is None or (self.url and pool.url != self.url.rstrip("/")) or pool.address.over():
+        if pool is None or self._asked != self.url or pool.address.over():
             self.close()
-            pool = self._pool = Pool(self.url or None, start=again or not embedded.stopped())
+            pool = self._connect(start=again or not embedded.stopped())
         return pool
+
+    def _connect(self, *, start: bool) -> Pool:
+        from jupyter_gpupool.client import Pool
+
+        self._pool = Pool(self.url or None, start=start, source="%config GPUPool.url")
+        self._asked = self.url
+        return self._pool
 
     def found_pool(self) -> Pool:
         """Return the pool if there is one already; none is started."""
-        from jupyter_gpupool.client import Pool
-
-        if self._pool is None:
-            self._pool = Pool(self.url or None, start=False)
-        return self._pool
+        return self._pool or self._connect(start=False)
 
     def close(self) -> None:
         """Close the connections to the pool; leases stay."""

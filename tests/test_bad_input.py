@@ -21,7 +21,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from jupyter_gpupool import Pool, PoolError, cli, embedded
+from jupyter_gpupool import GPUPoolCluster, Pool, PoolError, cli, embedded
 from jupyter_gpupool._find import configuration
 from jupyter_gpupool.controller.authority import Authority
 from tests.conftest import environment, wait_until
@@ -222,6 +222,57 @@ def test_a_port_in_use(capsys, own_folder):
         said = in_terminal(capsys, "start", port=other.server_port, simulate="1x1")
     assert said.endswith("is in use: end what uses it, or choose another with --port.")
     assert embedded.processes() == {}
+
+
+@pytest.mark.parametrize("url", ["head-node", "https://[::1", "https://127.0.0.1:9"])
+def test_an_address_that_is_configured_wrongly_is_named_and_gone_with_its_setting(pool, shell, url):
+    shell.run_cell(f"%config GPUPool.url = {url!r}")
+    outcome = shell.run_cell("%gpupool status").error_in_exec
+    assert "%config GPUPool.url" in str(outcome)
+    shell.run_cell("%config GPUPool.url = ''")
+    assert "8 GPUs (8" in str(shell.run_line_magic("gpupool", "status"))
+
+
+def test_the_address_of_a_pool_that_one_is_logged_in_to_is_enough(pool, shell):
+    shell.run_cell(f"%config GPUPool.url = {pool.url + '/'!r}")
+    assert "8 GPUs (8" in str(shell.run_line_magic("gpupool", "status"))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--timeout -3", "timeout=-3 is not a number of seconds above zero. Give one, such as 300."),
+        ("--timeout soon", "timeout='soon' is not a number of seconds above zero."),
+        ("--time -1h", "'-1h' is no time at all. Give a time above zero, such as 2h."),
+        ("--vram -3GB", "'-3GB' of memory cannot be granted."),
+        ("--gpus", "%gpupool request: --gpus needs a value. Its options: `%gpupool request --help`."),
+        ("--nvlink=x", "%gpupool request: --nvlink takes no value, and not 'x'."),
+    ],
+)
+def test_options_that_are_wrong_are_told_as_what_they_mean(pool, shell, options, sentence):
+    assert sentence in str(shell.run_cell(f"%gpupool request {options}").error_in_exec)
+    assert pool.leases() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what", "sentence"),
+    [
+        ((2,), {}, "GPUPoolCluster takes a Pool first, not 2. Say what is wanted by name: GPUPoolCluster(gp"),
+        (("https://node",), {}, "GPUPoolCluster takes a Pool first, not 'https://node'."),
+        (
+            (),
+            {"lease": "x", "gpus": 2},
+            "A lease that is there already is as it is: gpus cannot be asked for",
+        ),
+        ((), {"gpus": 1, "timeout": -3}, "timeout=-3 is not a number of seconds above zero."),
+        ((), {"n_workers": 2}, "There is no field 'n_workers'."),
+    ],
+)
+def test_a_cluster_that_cannot_be_meant_is_told_in_a_sentence(pool, arguments, what, sentence):
+    with pytest.raises(PoolError) as no:
+        GPUPoolCluster(*arguments, **what)
+    assert str(no.value).startswith(sentence)
+    assert pool.leases() == []
 
 
 # ------------------------------------------------------------------------------------------------ no free GPU

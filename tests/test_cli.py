@@ -56,17 +56,17 @@ def test_each_command_has_a_help_of_its_own(run, command):
         (["frobnicate"], "jupyter gpupool has no command 'frobnicate'. See `jupyter gpupool --help`."),
         (["request", "--gpu", "2"], "jupyter gpupool request has no option --gpu. Did you mean --gpus?"),
         (["request", "2"], "jupyter gpupool request does not take '2' here. Its options: "),
-        (["request", "--gpus"], "jupyter gpupool request: argument --gpus/-g: expected one argument. Its "),
-        (["request", "--env", "x"], "jupyter gpupool request: argument --env: 'x' is not NAME=VALUE. Its "),
+        (["request", "--gpus"], "jupyter gpupool request: --gpus needs a value. Its "),
+        (["request", "--env", "x"], "jupyter gpupool request: --env: 'x' is not NAME=VALUE. Its "),
         (["start", "--simulate", "4"], "--simulate 4 is not NODESxGPUS: write 2x4, or "),
         (["simulate", "fail"], "jupyter gpupool simulate fail needs a device, such as gpu3 or node-1/gpu3."),
         (["simulate", "set", "gpu3"], "jupyter gpupool simulate set needs a device and FIELD=VALUE, such as"),
-        (["simulate", "explode"], "jupyter gpupool simulate: argument ACTION: invalid choice: 'explode' "),
+        (["simulate", "explode"], "jupyter gpupool simulate: ACTION is one of 'fail', "),
         (
             ["login", "nonsense"],
             "This is not a line of a pool: copy the whole line that begins with gpupool: ",
         ),
-        (["login"], "jupyter gpupool login: the following arguments are required: LINE. Its options: "),
+        (["login"], "jupyter gpupool login: LINE is missing. Its options: "),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_is_right(run, pool, words, sentence):

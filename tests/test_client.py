@@ -131,10 +131,25 @@ def test_an_error_in_on_wait_withdraws_too():
 
 
 def test_a_time_out_says_why_it_waited():
-    calls, outcome = say(a_request(timeout=0), PENDING, None)
+    calls, outcome = say(a_request(timeout=1e-9), PENDING, None)
     assert said(calls)[-1] == "DELETE /v1/leases/r1"
     assert outcome.reason == Trouble.TIMED_OUT
     assert "no room" in str(outcome)
+
+
+@pytest.mark.parametrize("timeout", [-3, 0, "soon", "5m", float("nan"), True, [1]])
+def test_a_time_out_that_is_none_is_refused_before_anything_is_asked_for(timeout):
+    calls, outcome = say(a_request(timeout=timeout))
+    assert calls == []
+    assert str(outcome) == (
+        f"timeout={timeout!r} is not a number of seconds above zero. Give one, such as 300."
+    )
+
+
+@pytest.mark.parametrize("token", ["two\nlines", "tökén"])
+def test_a_token_that_could_not_even_be_sent_is_said_to_be_none(token):
+    with pytest.raises(PoolError, match="says is not a token"):
+        Pool("https://127.0.0.1:9", token)
 
 
 def test_what_is_none_is_not_asked_for():
@@ -429,10 +444,16 @@ def test_a_wrong_token_is_said_to_be_one(shared_pool):
     )
 
 
-@pytest.mark.parametrize("url", ["head-node:8790", "http://head-node", "ftp://x", "https://", "nonsense"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("head-node:8790", "http://head-node", "ftp://x", "https://", "nonsense", " ", 3),
+        *("https://[::1", "https://node:x", "https://node:99999", "https://ann:secret@node"),
+    ],
+)
 def test_an_address_that_is_none_is_said_to_be_none(url):
     with pytest.raises(PoolError, match="is not the address of a pool") as no:
-        Pool(url)
+        Pool(url, "token")
     assert no.value.reason == Trouble.BAD_CONFIG
 
 

@@ -144,10 +144,7 @@ def test_no_cell_begins_on_a_lease_that_was_released_here(gpupool, pool, shell):
         ("request --name 'x", "The line cannot be read (No closing quotation): close the quote."),
         (
             "share",
-            (
-                "%gpupool share: the following arguments are required: LEASE. "
-                "Its options: `%gpupool share --help`."
-            ),
+            ("%gpupool share: LEASE is missing. Its options: `%gpupool share --help`."),
         ),
         ("release --all one", "release takes leases or --all, not both."),
         ("start", "%gpupool has no command 'start': in a terminal it is `jupyter gpupool start`."),

@@ -215,7 +215,7 @@ function Options(props: IFieldProps & { offer: IOffer }): JSX.Element {
         label={trans.__('Memory of each GPU at least')}
         hint={trans.__('any')}
       />
-      <Text {...field} name="exclude" label={trans.__('Not on')} hint={trans.__('nodes or UUIDs of GPUs')} />
+      <Text {...field} name="exclude" label={trans.__('Not on')} hint={trans.__('nodes, GPUs')} />
       <Text
         {...field}
         name="idle_timeout"
@@ -254,7 +254,7 @@ function Elastic(field: IFieldProps): JSX.Element {
         name="min_gpus"
         label={trans.__('If one fails, go on with')}
         type="number"
-        hint={trans.__('as many as asked for')}
+        hint={trans.__('as many')}
       />
     </>
   );
@@ -266,25 +266,10 @@ function Workers(field: IFieldProps): JSX.Element {
   return (
     <Fold {...field} label={trans.__('Workers and their Python')} names={WORKERS}>
       <Text {...field} name="cpus" label={trans.__('CPUs of each')} type="number" hint={trans.__('any')} />
-      <Text {...field} name="memory" label={trans.__('Memory of each')} hint={trans.__('for example 64GB')} />
-      <Text
-        {...field}
-        name="python"
-        label={trans.__('Python')}
-        hint={trans.__("path on the nodes; else the pool's")}
-      />
-      <Text
-        {...field}
-        name="working_directory"
-        label={trans.__('Folder')}
-        hint={trans.__('path on the nodes')}
-      />
-      <Text
-        {...field}
-        name="pre_import"
-        label={trans.__('Import ahead')}
-        hint={trans.__('modules, for example cudf')}
-      />
+      <Text {...field} name="memory" label={trans.__('Memory of each')} hint={trans.__('64GB')} />
+      <Text {...field} name="python" label={trans.__('Python')} hint={trans.__('a path there')} />
+      <Text {...field} name="working_directory" label={trans.__('Folder')} hint={trans.__('a path there')} />
+      <Text {...field} name="pre_import" label={trans.__('Import ahead')} hint={trans.__('cudf, torch')} />
       <Lines
         {...field}
         name="variables"

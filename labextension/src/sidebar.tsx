@@ -8,8 +8,8 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { PanelWithToolbar, ReactWidget, SidePanel, UseSignal } from '@jupyterlab/ui-components';
 import type { CommandRegistry } from '@lumino/commands';
 import type { IDisposable } from '@lumino/disposable';
-import type { Message } from '@lumino/messaging';
-import type { AccordionPanel } from '@lumino/widgets';
+import { Message, MessageLoop } from '@lumino/messaging';
+import { AccordionPanel, Widget } from '@lumino/widgets';
 import React from 'react';
 
 import { RequestView } from './form';
@@ -179,6 +179,12 @@ export class PoolSidebar extends SidePanel {
     this._sections.forEach((each, n) => !each.open && this._accordion.collapse(n));
     this._accordion.expansionToggled.connect((_, index) => this._divide(index));
     this._divide();
+    this._fitting.observe(this._accordion.node);
+  }
+
+  override dispose(): void {
+    this._fitting.disconnect();
+    super.dispose();
   }
 
   /** Open a section; the form gets the room of the tiles. */
@@ -228,6 +234,10 @@ export class PoolSidebar extends SidePanel {
   }
 
   private _sections: ISection[];
+  /** The header grows when the pool is known, which no message tells the sections below: they would not fit. */
+  private _fitting = new ResizeObserver(() =>
+    MessageLoop.postMessage(this._accordion, Widget.ResizeMessage.UnknownSize)
+  );
 }
 
 /** What is free, whether it is real, and the button that most people come for. */

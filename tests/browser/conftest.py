@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, BrowserContext, Page
 
     from jupyter_gpupool import Pool
 
@@ -59,18 +59,25 @@ def lab(shared_pool: Pool, session_folder: Path) -> Iterator[Lab]:
         yield lab
 
 
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A page whose errors fail the test."""
+@pytest.fixture(scope="session")
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """A browser of one person: what it has read of JupyterLab once it reads no more."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     context.set_default_timeout(WAIT_MS)
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(context: BrowserContext) -> Iterator[Page]:
+    """A page whose errors fail the test."""
     page = context.new_page()
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(f"{error} {error.stack}"))
     yield page
     if SHOTS:
         page.screenshot(path=SHOTS)
-    context.close()
+    page.close()
     assert not [each for each in errors if not _theirs(each)], errors
 
 

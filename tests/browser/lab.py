@@ -140,21 +140,29 @@ class Sidebar:
 
     def open(self, path: str = "lab?reset") -> Sidebar:
         """Load JupyterLab and open the sidebar."""
-        joint = "&" if "?" in path else "?"
-        self.page.goto(f"{self.lab.url}{path}{joint}token={TOKEN}")
-        self.page.wait_for_function(READY, timeout=WAIT_MS)
+        self.load(path)
         self.command("jupyter-gpupool:open-pool")
         self.root.wait_for(timeout=WAIT_MS)
         self.root.get_by_text("GPUs free").wait_for(timeout=WAIT_MS)
         return self
 
+    def load(self, path: str) -> None:
+        """Load JupyterLab and wait until it is as it was left."""
+        joint = "&" if "?" in path else "?"
+        self.page.goto(f"{self.lab.url}{path}{joint}token={TOKEN}")
+        self.page.wait_for_function(READY, timeout=WAIT_MS)
+
     def command(self, name: str, **args: Any) -> None:
         """Run a command without waiting for its end: it may ask a question."""
         self.page.evaluate(f"void jupyterapp.commands.execute({name!r}, {json.dumps(args)})")
 
+    def head(self, name: str) -> Locator:
+        """Return the heading of a section."""
+        return self.root.locator(".jp-AccordionPanel-title", has_text=name).first
+
     def section(self, name: str) -> Locator:
         """Return a section by its heading, opened."""
-        head = self.root.locator(".jp-AccordionPanel-title", has_text=name).first
+        head = self.head(name)
         if head.get_attribute("aria-expanded") != "true":
             head.click()
         return self.root.locator(f"[id='{head.get_attribute('aria-controls')}']")
