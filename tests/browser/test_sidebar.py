@@ -376,7 +376,7 @@ def test_a_lost_server_is_told_and_all_is_read_again(sidebar: Sidebar, pool, lab
     expect(sidebar.head("Health"), "all sections fit").to_be_in_viewport(ratio=1)
     sidebar.section("History")
     sidebar.head("Pool").click()
-    sidebar.page.wait_for_function(SAVED)
+    wait_until(lambda: sidebar.page.evaluate(SAVED))
     sidebar.load("lab")
     for name, is_open in (("My leases", "true"), ("Pool", "false"), ("History", "true"), ("Health", "false")):
         expect(sidebar.head(name)).to_have_attribute("aria-expanded", is_open)
