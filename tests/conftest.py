@@ -19,6 +19,8 @@ from jupyter_gpupool.client import Pool, PoolError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from tests.leasing import Node
+
 #: A variable that all processes of this test session have in their environment, or inherit a folder below of.
 MARK = "TESTS_OF_GPUPOOL"
 #: Seconds for the last processes to leave.
@@ -120,6 +122,17 @@ def pool(shared_pool: Pool) -> Iterator[Pool]:
         if said["lost"] or said["set"] or said["poisoned"]:
             machine.restore(device)
     wait_until(lambda: shared_pool.status().gpus_free == 8)
+
+
+@pytest.fixture(scope="module")
+def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """A node of a module's own, without a controller; what the module calls `NODE` are its options."""
+    from tests.leasing import Node
+
+    node = Node(tmp_path_factory.mktemp("node"), **getattr(request.module, "NODE", {}))
+    node.start()
+    yield node
+    node.stop()
 
 
 @pytest.fixture

@@ -8,20 +8,12 @@ import time
 import pytest
 from distributed import wait
 
-from tests.leasing import LONGEST, Lease, Node
+from tests.leasing import LONGEST, Lease
 
 pytestmark = pytest.mark.slow
 
 #: Milliseconds that a worker gets to leave, and where it is to be in vain.
 ENOUGH, SHORT = 30_000, 1_200
-
-
-@pytest.fixture(scope="module")
-def node(tmp_path_factory):
-    node = Node(tmp_path_factory.mktemp("node"))
-    node.start()
-    yield node
-    node.stop()
 
 
 @pytest.fixture

@@ -9,15 +9,7 @@ import time
 import pytest
 
 from jupyter_gpupool.node import guard
-from tests.leasing import LONGEST, Lease, Node, credentials
-
-
-@pytest.fixture(scope="module")
-def node(tmp_path_factory):
-    node = Node(tmp_path_factory.mktemp("node"))
-    node.start()
-    yield node
-    node.stop()
+from tests.leasing import LONGEST, Lease, credentials
 
 
 class Waiting(Lease):

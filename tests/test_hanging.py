@@ -15,7 +15,7 @@ import pytest
 
 from jupyter_gpupool.lease.host import _Host
 from jupyter_gpupool.lease.pulse import Hanging
-from tests.leasing import LONGEST, Lease, Node
+from tests.leasing import LONGEST, Lease
 
 pytestmark = pytest.mark.slow
 
@@ -23,12 +23,8 @@ pytestmark = pytest.mark.slow
 HUNG = 2.0
 
 
-@pytest.fixture(scope="module")
-def node(tmp_path_factory):
-    node = Node(tmp_path_factory.mktemp("node"), hung_s=HUNG)
-    node.start()
-    yield node
-    node.stop()
+#: The options of this module's node (`conftest.node`).
+NODE = {"hung_s": HUNG}
 
 
 @pytest.fixture

@@ -17,17 +17,9 @@ import numpy as np
 import pytest
 from distributed import KilledWorker, wait
 
-from tests.leasing import LONGEST, Lease, Node
+from tests.leasing import LONGEST, Lease
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def node(tmp_path_factory):
-    node = Node(tmp_path_factory.mktemp("node"))
-    node.start()
-    yield node
-    node.stop()
 
 
 @pytest.fixture

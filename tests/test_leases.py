@@ -17,14 +17,6 @@ from jupyter_gpupool.node import guard
 from tests.leasing import LONGEST, Lease, Node, running
 
 
-@pytest.fixture(scope="module")
-def node(tmp_path_factory):
-    node = Node(tmp_path_factory.mktemp("node"))
-    node.start()
-    yield node
-    node.stop()
-
-
 def test_an_order_that_comes_twice_is_carried_out_once_and_answered_twice(node):
     with running(node, "twice") as lease:
         before = lease.processes()

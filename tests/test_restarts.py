@@ -16,12 +16,8 @@ from tests.leasing import LONGEST, Lease, Node
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def node(tmp_path_factory):
-    node = Node(tmp_path_factory.mktemp("node"), judges=False)
-    node.start()
-    yield node
-    node.stop()
+#: The options of this module's node (`conftest.node`).
+NODE = {"judges": False}
 
 
 @pytest.fixture
