@@ -16,6 +16,8 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from jupyter_gpupool.core import islands, mig
 from jupyter_gpupool.core.columns import Columns
 from jupyter_gpupool.core.demand import Demand
@@ -190,7 +192,7 @@ class Cluster(Columns):
         taken = Taken(key, holder, part, held)
         if part.device:
             seat = self._seats[part.device]
-            self._check(seat, part)
+            self.wholes -= self._check(seat, part) == WHOLE
             self.free[row, seat.column] -= part.milli
             self.mask[row, seat.column] |= mig.bits(part.instance)
             self.shares[row, seat.column] += part.milli < WHOLE
@@ -205,16 +207,18 @@ class Cluster(Columns):
         if self._undo is not None:
             self._undo.append(lambda: self._free(key))
 
-    def _check(self, seat: _Seat, part: Part) -> None:
+    def _check(self, seat: _Seat, part: Part) -> int:
+        """How much of a device is free, if a part of it is."""
         uuid, free = seat.device.uuid, int(self.free[seat.row, seat.column])
         if not 0 < part.milli <= free:
             raise ValueError(f"{part.milli} thousandths of {uuid} are not free: {free} are")
         if part.instance is None and not seat.device.mig:
-            return
+            return free
         if part.instance is None or seat.geometry is None or not seat.geometry.legal(part.instance):
             raise ValueError(f"{uuid} cannot be used so: {part.instance}")
         if int(self.mask[seat.row, seat.column]) & mig.bits(part.instance):
             raise ValueError(f"the memory slices of {part.instance} of {uuid} are not free")
+        return free
 
     def release(self, key: str) -> Taken:
         """Free what was taken under a key, and say what it was.
@@ -232,7 +236,8 @@ class Cluster(Columns):
         part, row = taken.part, self.row_of[taken.part.node]
         if part.device:
             column = self._seats[part.device].column
-            self.free[row, column] += part.milli
+            self.free[row, column] = free = int(self.free[row, column]) + part.milli
+            self.wholes += free == WHOLE
             self.mask[row, column] &= ~mig.bits(part.instance)
             self.shares[row, column] -= part.milli < WHOLE
         self.cpus[row] += part.cpus
@@ -286,6 +291,7 @@ class Cluster(Columns):
         seat = self._seats[device]
         if bool(self.doubtful[seat.row, seat.column]) is not doubtful:
             self.doubtful[seat.row, seat.column] = int(doubtful)
+            self.doubts += 1 if doubtful else -1
             self._changed(seat.row)
 
     def _targets(self, target: str) -> list[_Seat]:
@@ -366,6 +372,8 @@ class Cluster(Columns):
         """Count again from the bottom; raises AssertionError where the columns say otherwise."""
         for uuid, seat in self._seats.items():
             self._validate_device(uuid, seat)
+        assert self.wholes == np.count_nonzero(self.free >= WHOLE)
+        assert self.doubts == np.count_nonzero(self.doubtful)
         on_node: dict[str, list[Part]] = {name: [] for name in self.row_of}
         for taken in self._taken.values():
             on_node[taken.part.node].append(taken.part)

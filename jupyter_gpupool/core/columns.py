@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jupyter_gpupool.core.model import WHOLE
+
 if TYPE_CHECKING:
     from jupyter_gpupool.core.mig import Geometry
 
@@ -87,6 +89,9 @@ class Columns:
         self._order: np.ndarray | None = None
         self._log: list[int] = []
         self._log_base = 0
+        #: How many devices are wholly free, bars or not; how many are doubtful; whether there are islands.
+        self.wholes = self.doubts = 0
+        self.islands = False
         #: The same moment, the same state of all nodes; after a try it is again as it was before.
         self.moment = (0, 0)
         #: The same pair, the same bars: how often a node came or went, and how often any bar was changed.
@@ -197,6 +202,9 @@ class Columns:
 
     def _rows_changed(self) -> None:
         self.epoch += 1
+        self.wholes = int(np.count_nonzero(self.free >= WHOLE))
+        self.doubts = int(np.count_nonzero(self.doubtful))
+        self.islands = bool(self.island.any())
         self.bars = (self.epoch, 0)
         self.moment = self.mark()
         self._order = None

@@ -107,7 +107,7 @@ class _Search:
         # A look at whole devices takes as long as a ranking of them.
         hopeful = want.whole or may_fit(self.request, self.bare, self.cluster, self.count)
         for nth in self._sizes(want) if hopeful else ():
-            for doubtful in (False, True) if self.cluster.doubtful.any() else (True,):
+            for doubtful in (False, True) if self.cluster.doubts else (True,):
                 rows = self._rows(dataclasses.replace(want, nth=nth) if nth else want, doubtful)
                 if rows is not None:
                     return Placement(tuple(rows))
@@ -211,7 +211,7 @@ class _Search:
 
     def _by_islands(self, want: Want, keys: np.ndarray, number: int, *, doubtful: bool) -> np.ndarray:
         """Nodes with one island that holds all come first; with `nvlink` no others do."""
-        if not self.request.nvlink and not self.cluster.island.any():
+        if not self.request.nvlink and not self.cluster.islands:
             return keys
         rows = np.flatnonzero(keys != ranking.NONE)
         usable = self._usable(want, rows, doubtful=doubtful)

@@ -52,7 +52,7 @@ def look(state: State, kind: Kind) -> Kind:
         if kind.open is None or kind.barred != cluster.bars:
             kind.open, kind.barred = counts.usable(cluster, kind.want), cluster.bars
             kind.every = counts.all_of(cluster, kind.open)
-        kind.free = counts.wholly_free(cluster, kind.open)
+        kind.free = cluster.wholes if kind.every else counts.wholly_free(cluster, kind.open)
         kind.mark = cluster.moment
     return kind
 

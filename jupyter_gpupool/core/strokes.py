@@ -315,9 +315,11 @@ class State:
             first = self.waiting.add(lease, leaf, self.defaults)
             # Who stands behind another of their own that is alike can only start after that.
             self.stirred = self.stirred or first
-        self._place(self.claims, lease, there=bool(lease.claim))
-        self.complete(lease)
-        self._place(self.elastic, lease, there=stretches(lease))
+        if lease.claim or lease.id in self.claims:
+            self._place(self.claims, lease, there=bool(lease.claim))
+            self.complete(lease)
+        if lease.wanted > lease.sure or lease.extra or lease.id in self.elastic:
+            self._place(self.elastic, lease, there=stretches(lease))
         self._place_held(lease, leaf)
         self._place_end(lease)
         self.wish(lease)

@@ -116,7 +116,8 @@ def _least_room(leaf: Tenant) -> int:
     """How much more a user may be served with all above them within their shares."""
     here, room = leaf, leaf.share[ANY] - leaf.served[ANY]
     while here.parent is not None:
-        room = min(room, here.share[ANY] - here.served[ANY])
+        left = here.share[ANY] - here.served[ANY]
+        room = left if left < room else room  # noqa: FURB136 - min() takes three times as long
         here = here.parent
     return room
 
