@@ -50,6 +50,8 @@ class Plan:
     picks: list[Pick] = field(default_factory=list)
     #: What is taken from each tenant by the picks, by model and for `ANY`.
     taken: dict[Tenant, dict[str, int]] = field(default_factory=dict)
+    #: How far each is over its share after the picks so far, as far as asked.
+    known: dict[Tenant, int] = field(default_factory=dict)
     #: Of each user the leases that have not been looked at yet.
     left: dict[Tenant, list[Lease]] = field(default_factory=dict)
 
@@ -62,6 +64,7 @@ class Plan:
     def take(self, pick: Pick, sign: int = 1) -> None:
         """Count a pick, or count it no longer."""
         for tenant in pick.leaf.path():
+            self.known.pop(tenant, None)
             taken = self.taken.setdefault(tenant, {})
             for key, milli in pick.served.items():
                 taken[key] = taken.get(key, 0) + sign * milli
@@ -72,8 +75,11 @@ class Plan:
 
     def over(self, tenant: Tenant) -> int:
         """How far a tenant is above its share of all GPUs, or of the model that the request names."""
-        over = self.excess(tenant, ANY)
-        return max(over, self.excess(tenant, self.model)) if self.model else over
+        over = self.known.get(tenant)
+        if over is None:
+            over = self.excess(tenant, ANY)
+            self.known[tenant] = over = max(over, self.excess(tenant, self.model)) if self.model else over
+        return over
 
     def room(self, tenant: Tenant) -> int:
         """How much more a tenant may be served within its share of all, and of the model that is named."""

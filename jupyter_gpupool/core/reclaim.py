@@ -32,23 +32,26 @@ if TYPE_CHECKING:
 
 #: Who is over their share and has something that can be taken now, by who is above them.
 Able = dict[Tenant, list[Tenant]]
+#: Of each user, as far as asked, the leases that can be taken; see `Plan.ranked`.
+Ranked = dict[Tenant, list[Lease]]
 
 
 def run(state: State) -> None:
     """Let those above their share give back for those below."""
+    ranked: Ranked = {}
     state.tree.refresh()
     while (state.tree.overs or state.elastic) and state.tree.hungry:
-        if not _one(state):
+        if not _one(state, ranked):
             return
         state.tree.refresh()
 
 
-def _one(state: State) -> bool:
+def _one(state: State, ranked: Ranked) -> bool:
     """Find the first in the queue for whom others can give back, and let them."""
     if not any(any(_within(state, leaf)) for leaf in state.tree.hungry):
         return False
     able = victims.able(state)
-    if able and _first(state, able):
+    if able and _first(state, able, ranked):
         return True
     wake = victims.next_able(state)
     if _sooner(state, wake):
@@ -57,9 +60,9 @@ def _one(state: State) -> bool:
     return False
 
 
-def _first(state: State, able: Able) -> bool:
+def _first(state: State, able: Able, ranked: Ranked) -> bool:
     """Let those who are able give back for the first in the queue for whom that is enough."""
-    ahead, ranked = Ahead(state), dict[Tenant, list[Lease]]()
+    ahead = Ahead(state)
     surplus = state.capacity[ANY] if state.elastic else 0
     for leaf, most in _claimants(state, able, state.tree.root, surplus):
         hopeless: dict[Kind, int] = {}
@@ -71,10 +74,19 @@ def _first(state: State, able: Able) -> bool:
             parts = think(plan, ahead.of(leaf))
             if parts:
                 claims.commit(plan, parts)
+                _forget(ranked, plan)
                 return True
             if base.plain:
                 hopeless[base.kind] = base.count
     return False
+
+
+def _forget(ranked: Ranked, plan: Plan) -> None:
+    """Rank the leases anew of those who have given back, and of all where the quotas of several count."""
+    if any(pick.lease.request.interactive for pick in plan.picks):
+        ranked.clear()
+    for pick in plan.picks:
+        ranked.pop(pick.leaf, None)
 
 
 def _claimants(state: State, able: Able, above: Tenant, most: int) -> Iterator[tuple[Tenant, int]]:

@@ -71,11 +71,8 @@ def _most_over(plan: Plan, useful: Callable[[tuple[Slice, ...]], bool]) -> Pick 
 
 
 def _first_of(plan: Plan, useful: Callable[[tuple[Slice, ...]], bool], tenants: list[Tenant]) -> Pick | None:
-    over = [(plan.over(each), each) for each in tenants]
-    for _, tenant in sorted(
-        ((amount, each) for amount, each in over if amount > 0),
-        key=lambda each: (-each[0], each[1].user, each[1].name),
-    ):
+    over = [(-amount, each.place, each) for each in tenants if (amount := plan.over(each)) > 0]
+    for _, _, tenant in sorted(over, key=_by_amount):
         if tenant.user:
             found = _next_of(plan, useful, tenant)
         else:
@@ -83,6 +80,10 @@ def _first_of(plan: Plan, useful: Callable[[tuple[Slice, ...]], bool], tenants: 
         if found:
             return found
     return None
+
+
+def _by_amount(row: tuple[int, str, Tenant]) -> tuple[int, str]:
+    return row[:2]
 
 
 def _next_of(plan: Plan, useful: Callable[[tuple[Slice, ...]], bool], leaf: Tenant) -> Pick | None:

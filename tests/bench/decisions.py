@@ -271,7 +271,7 @@ def reclaims(town: Town, count: int) -> None:
         town.pass_time(5 * MINUTE)
         if town.pool.leases[request.id].state in (LeaseState.STARTING, LeaseState.ACTIVE):
             town.send(LeaseReleased(now=town.now, lease=request.id))
-        town.pass_time(2 * town.pool.defaults.min_run)
+        town.pass_time(town.pool.defaults.min_run)
 
 
 def places(town: Town, count: int) -> Iterator[float]:
