@@ -22,7 +22,7 @@ demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py $(if $(ONCE),--once) --port $(PORT)
 
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
 	$(BIN)/python -m pytest tests/browser
 
 lint: $(VENV)/.dev
