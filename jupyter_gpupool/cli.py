@@ -80,7 +80,8 @@ class GPUPoolCommand(JupyterApp):
         from jupyter_gpupool.client import Pool
 
         start = self.command.again or not embedded.stopped()
-        with Pool(args.url or self.url or None, start=start) as pool:
+        source = "--url" if args.url else f"{type(self).__name__}.url"
+        with Pool(args.url or self.url or None, start=start, source=source) as pool:
             return self.command.run(pool, args)
 
 

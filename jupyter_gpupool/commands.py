@@ -83,9 +83,10 @@ class _Parser(argparse.ArgumentParser):
 
 #: What argparse says, and how it reads as a sentence.
 _PLAINER = (
-    (r"argument ([^:/]+)[^:]*: invalid choice: (\S+) \(choose from (.*)\)", r"\1 is one of \3, not \2"),
+    (r"argument ([^:/]+)[^:]*: invalid choice: (.+?) \(choose from (.*)\)", r"\1 is one of \3, not \2"),
     (r"argument ([^:/]+)[^:]*: expected (?:one|at least one) argument", r"\1 needs a value"),
     (r"argument ([^:/]+)[^:]*: ignored explicit argument (.*)", r"\1 takes no value, and not \2"),
+    (r"argument ([^:/]+)[^:]*: invalid (?:int|float) value: (.*)", r"\1 takes a number, not \2"),
     (r"argument ([^:/]+)[^:]*: ", r"\1: "),
     (r"the following arguments are required: (.*)", r"\1 is missing"),
 )

@@ -66,6 +66,11 @@ def test_each_command_has_a_help_of_its_own(run, command):
             ["login", "nonsense"],
             "This is not a line of a pool: copy the whole line that begins with gpupool: ",
         ),
+        (
+            ["simulate", "fail", "gpu0", "--xid", "x"],
+            "jupyter gpupool simulate: --xid takes a number, not 'x'.",
+        ),
+        (["status", "--url", "x"], "'x' (from --url) is not the address of a pool. It looks like https://"),
         (["login"], "jupyter gpupool login: LINE is missing. Its options: "),
     ],
 )

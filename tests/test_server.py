@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -69,6 +70,17 @@ def make(server, **what):
     lease = server.call("POST", "requests", body, status=201)
     wait_until(lambda: server.get(f"leases/{lease['id']}")["state"] == "active")
     return lease["id"]
+
+
+def test_what_is_asked_for_here_runs_as_a_notebook_of_this_server_would(server, shared_pool):
+    """In its folder, so that modules beside the notebooks can be imported, unless another one is named."""
+    make(server, name="beside")
+    make(server, name="elsewhere", environment={"working_directory": "/"})
+    folders = {
+        name: set(shared_pool.lease(name).client().run(os.getcwd).values())
+        for name in ("beside", "elsewhere")
+    }
+    assert folders == {"beside": {str(server.folder)}, "elsewhere": {"/"}}
 
 
 # ------------------------------------------------------------------------------------------------- the pool

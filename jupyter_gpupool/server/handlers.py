@@ -2,7 +2,8 @@
 
 Rule 1: each verb of each class is decorated on its own, with its own action: `authorized` remembers the first
         that it is called with, so that a verb shared through a base class would be checked as another's.
-Rule 2: parameters and bodies are passed on as they are: what is right, the pool says.
+Rule 2: parameters and bodies are passed on as they are: what is right, the pool says. A request gets the wish
+        that its workers run as this server does, whose kernels are those that will use it.
 Rule 3: reading is no activity: a server that nobody works on is culled, whatever its open tabs poll.
 """
 
@@ -19,6 +20,7 @@ from jupyter_server.base.handlers import APIHandler
 from jupyter_server.utils import url_path_join
 from tornado import web  # type: ignore[attr-defined] # tornado names its modules in a list only
 
+from jupyter_gpupool._environment import with_wishes
 from jupyter_gpupool._http import Call, PoolError
 from jupyter_gpupool.core.model import Reason
 from jupyter_gpupool.server import problems
@@ -267,7 +269,7 @@ class Requests(PoolHandler):
         call = Call(
             method="POST",
             path="/v1/requests",
-            body=self.body(),
+            body=with_wishes(self.body()),
             params=dry,
             headers={"Idempotency-Key": key} if key else {},
             repeatable=bool(key),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 
 from jupyter_gpupool.service import free_port
-from tests.conftest import environment
+from tests.conftest import environment, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +33,11 @@ window.jupyterapp && jupyterapp.restored.then(() => {
 QUIET = {
     "notification": {"fetchNews": "false", "checkForUpdates": False},
 }
+
+
+def kernel_ready(page: Page) -> None:
+    """Wait until the kernel of the open notebook listens; Playwright's own wait is over with any answer."""
+    wait_until(lambda: page.evaluate(KERNEL_READY))
 
 
 class Lab:

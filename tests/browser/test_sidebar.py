@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 
 from jupyter_gpupool import embedded
 from tests.browser.axe import violations
-from tests.browser.lab import KERNEL_READY, WAIT_MS, Lab, Sidebar
+from tests.browser.lab import WAIT_MS, Lab, Sidebar, kernel_ready
 from tests.conftest import wait_until
 from tests.server_kit import AUTHORIZER
 
@@ -96,7 +96,7 @@ def test_request_use_in_a_notebook_a_gpu_fails_release(sidebar: Sidebar, pool, l
     expect(tile.first).to_be_visible()
 
     card.get_by_role("button", name="Use in notebook").click()
-    page.wait_for_function(KERNEL_READY, timeout=WAIT_MS)
+    kernel_ready(page)
     expect(cells(sidebar).first).to_contain_text("Pool().lease(")
     page.evaluate("void jupyterapp.commands.execute('notebook:insert-cell-below')")
     expect(cells(sidebar)).to_have_count(2)
@@ -331,7 +331,7 @@ def test_notebook_7_has_it_too(page, pool, lab: Lab):
     expect(sidebar.lease("mine")).to_contain_text("active")
     lab.call("PUT", "api/contents/seven.ipynb", {"type": "notebook", "content": NOTEBOOK})
     sidebar = Sidebar(page, lab).open("notebooks/seven.ipynb")
-    page.wait_for_function(KERNEL_READY, timeout=WAIT_MS)
+    kernel_ready(page)
     toolbar = page.locator(".jp-NotebookPanel-toolbar")
     expect(toolbar.get_by_role("button", name="Request GPUs")).to_be_visible()
     sidebar.lease("mine").get_by_role("button", name="Use in notebook").click()
@@ -412,7 +412,7 @@ def test_it_is_where_people_look(sidebar: Sidebar, pool):
     page.locator(".jp-LauncherCard", has_text="Request GPUs").click()
     expect(sidebar.root.locator("form")).to_be_visible()
     page.evaluate("void jupyterapp.commands.execute('notebook:create-new', {kernelName: 'python3'})")
-    page.wait_for_function(KERNEL_READY, timeout=WAIT_MS)
+    kernel_ready(page)
     button = page.locator(".jp-NotebookPanel-toolbar").get_by_role("button", name="Request GPUs")
     expect(button).to_be_visible()
 

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.axe import violations
-from tests.browser.lab import KERNEL_READY, READY, TOKEN, WAIT_MS, Lab, Sidebar
+from tests.browser.lab import READY, TOKEN, WAIT_MS, Lab, Sidebar, kernel_ready
 from tests.browser.test_images import IMAGES
 from tests.browser.test_sidebar import run_all
 
@@ -38,7 +38,7 @@ def notebook(page: Page, lab: Lab, pool: Pool) -> Sidebar:
     nbformat.write(book, lab.folder / "work" / name)
     page.goto(f"{lab.url}lab/tree/{name}?reset&token={TOKEN}")
     page.wait_for_function(READY, timeout=WAIT_MS)
-    page.wait_for_function(KERNEL_READY, timeout=WAIT_MS)
+    kernel_ready(page)
     opened = Sidebar(page, lab)
     run_all(opened)
     yield opened
