@@ -22,10 +22,16 @@ class Times:
         """Start with none."""
         self._of: dict[Tenant, list[tuple[int, str]]] = {}
         self._known: dict[str, tuple[Tenant, int]] = {}
+        #: How often a user's times have changed.
+        self._marks: dict[Tenant, int] = {}
 
     def of(self, leaf: Tenant) -> list[tuple[int, str]]:
         """The times of a user's leases and their ids, soonest first."""
         return self._of.get(leaf) or []
+
+    def mark(self, leaf: Tenant) -> int:
+        """Say how often a user's times have changed."""
+        return self._marks.get(leaf, 0)
 
     def users(self) -> list[Tenant]:
         """The users that have any."""
@@ -38,6 +44,7 @@ class Times:
             return
         self.drop(ident)
         self._known[ident] = leaf, when
+        self._marks[leaf] = self._marks.get(leaf, 0) + 1
         bisect.insort(self._of.setdefault(leaf, []), (when, ident))
 
     def drop(self, ident: str) -> None:
@@ -45,6 +52,7 @@ class Times:
         known = self._known.pop(ident, None)
         if known:
             times = self._of[known[0]]
+            self._marks[known[0]] += 1
             del times[bisect.bisect_left(times, (known[1], ident))]
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from jupyter_gpupool.core.line import Line
+    from jupyter_gpupool.core.turns import Parted
 
 #: Keys of limits that are no models: host CPUs (thousandths of a core) and host memory (bytes).
 CPUS = "cpus"
@@ -45,11 +46,13 @@ class Tenant:
         "line",
         "name",
         "parent",
+        "parted",
         "place",
         "project",
         "quota",
         "rate",
         "served",
+        "serves",
         "share",
         "sure",
         "tier",
@@ -93,6 +96,9 @@ class Tenant:
         #: Requests that wait below it, and of a user: which.
         self.waiting = 0
         self.line: Line | None = None
+        #: Of a user: how often what is served has changed, and what `turns.split` has found, by room.
+        self.serves = 0
+        self.parted: dict[int, Parted] = {}
 
     def path(self) -> Iterator[Tenant]:
         """This one and all above it, the root last."""
@@ -182,6 +188,7 @@ class Tree:
     def serve(self, leaf: Tenant, model: str, milli: int) -> None:
         """Count an amount of a model as served to a user, or no longer (below zero)."""
         self.mark += 1
+        leaf.serves += 1
         for tenant in leaf.path():
             served = tenant.served
             served[ANY] += milli

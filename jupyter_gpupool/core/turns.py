@@ -15,7 +15,8 @@ Not its business: whether there is room (`give`), and who gives back (`reclaim`)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, NamedTuple
 
 from jupyter_gpupool.core.model import ANY
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from jupyter_gpupool.core.strokes import State
     from jupyter_gpupool.core.tree import Tenant
 
+#: For so many rooms it is kept which of a user's requests have their turn.
+_ROOMS = 4
 #: A request's rank among its user's own, its id and its shape.
 Head = tuple[int, str, "Shape"]
 #: Served their share, decayed usage by weight, the request that waits longest, their name.
@@ -49,7 +52,7 @@ def _below(tenant: Tenant, ranks: Ranks) -> Iterator[Tenant]:
 class Ranks:
     """How tenants stand at one moment, worked out as far as asked; good until anything changes."""
 
-    __slots__ = ("_children", "_standings", "at", "splits", "weight")
+    __slots__ = ("_children", "_standings", "at", "weight")
 
     def __init__(self, at: tuple[int, ...], weight: int) -> None:
         """Begin; `weight` is the decay's at the time that usage is charged up to."""
@@ -57,8 +60,6 @@ class Ranks:
         self.weight = weight
         self._children: dict[Tenant, list[Tenant]] = {}
         self._standings: dict[Tenant, Standing] = {}
-        #: What `split` has found, by user and room.
-        self.splits: dict[tuple[Tenant, int], tuple[list[Head], list[Head]]] = {}
 
     def children(self, tenant: Tenant) -> list[Tenant]:
         """Those right below a tenant who wait, less served first."""
@@ -130,15 +131,39 @@ def split(state: State, leaf: Tenant, room: int) -> tuple[list[Head], list[Head]
         return heads, []
     if room < line.least and line.most <= share:
         return [], heads
-    known = ranks_of(state).splits
-    found = known.get((leaf, room))
-    if found is None:
-        found = known[leaf, room] = _split(state, leaf, heads, room)
-    return found
+    found = leaf.parted.get(room)
+    if found is None or not stands(state, leaf, found):
+        if len(leaf.parted) >= _ROOMS:
+            leaf.parted.clear()
+        found = leaf.parted[room] = part(state, leaf, heads, room)
+    return found.soon, found.later
 
 
-def _split(state: State, leaf: Tenant, heads: list[Head], room: int) -> tuple[list[Head], list[Head]]:
-    share = leaf.share[ANY]
+class Parted(NamedTuple):
+    """A user's requests in two parts; good while these are the same, from one time up to another."""
+
+    heads: list[Head]
+    #: The user's share, and how often what is served of it, and the ends of their leases, have changed.
+    at: tuple[int, int, int]
+    since: int
+    until: float
+    soon: list[Head]
+    later: list[Head]
+
+
+def _at(state: State, leaf: Tenant) -> tuple[int, int, int]:
+    return leaf.share[ANY], leaf.serves, state.ends_of.mark(leaf)
+
+
+def stands(state: State, leaf: Tenant, found: Parted) -> bool:
+    """Whether what was found of a user's requests is still so."""
+    same = leaf.line is not None and leaf.line.heads() is found.heads and _at(state, leaf) == found.at
+    return same and found.since <= state.now < found.until
+
+
+def part(state: State, leaf: Tenant, heads: list[Head], room: int) -> Parted:
+    """Part a user's requests with so much room; see `split`."""
+    share, until = leaf.share[ANY], math.inf
     soon: list[Head] = []
     later: list[Head] = []
     #: The first that has to wait for its user's own leases; when it is due, and what it leaves over then.
@@ -152,9 +177,14 @@ def _split(state: State, leaf: Tenant, heads: list[Head], room: int) -> tuple[li
             continue
         if waits and not due and total <= room:
             due = _due(state, leaf, waits[2].total)
-        delays = due and total <= room and total > due[1] and state.now + limit > due[0]
-        (later if delays else soon).append(head)
-    return soon, later
+        if not (due and due[1] < total <= room):
+            soon.append(head)
+        elif state.now + limit > due[0]:
+            later.append(head)
+        else:
+            soon.append(head)
+            until = min(until, due[0] - limit + 1)
+    return Parted(heads, _at(state, leaf), state.now, until, soon, later)
 
 
 def _due(state: State, leaf: Tenant, total: int) -> tuple[int, int]:
@@ -171,6 +201,8 @@ def _due(state: State, leaf: Tenant, total: int) -> tuple[int, int]:
 def _served(lease: Lease) -> int:
     """What a lease counts for its user's share, in thousandths of a GPU."""
     charges, extra, unserved = lease.charges, lease.extra, lease.unserved
+    if not extra and not unserved:
+        return sum(charge.milli for charge in charges.values())
     return sum(
         charge.milli for ident, charge in charges.items() if ident not in extra and ident not in unserved
     )

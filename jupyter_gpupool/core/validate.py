@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+from jupyter_gpupool.core import turns
 from jupyter_gpupool.core.line import rank
 from jupyter_gpupool.core.model import ANY, LeaseState
 from jupyter_gpupool.core.shares import deserved
@@ -127,6 +128,10 @@ def _queue(state: State) -> None:
                 assert state.leaf(lease.request) is leaf
                 assert state.waiting.shape(lease) is shape
                 assert place == rank(lease.request, state.defaults)
+        for room, found in leaf.parted.items():
+            if turns.stands(state, leaf, found):
+                anew = turns.part(state, leaf, found.heads, room)
+                assert (found.soon, found.later) == (anew.soon, anew.later), leaf.title()
     assert not waiting
     assert counted == {id(shape): shape.waiting for shape in state.waiting.shapes.values()}
 
