@@ -414,6 +414,7 @@ def test_a_change_of_a_lease_is_one_thing(body, expected):
     ("body", "sentence"),
     [
         ({}, "A change of a lease is one thing at a time."),
+        ({"gpus": None}, "gpus without a value changes nothing."),
         ({"extend": "1h", "keep": True}, "A change of a lease is one thing at a time, not extend, keep."),
         ({"keep": False}, "keep=false changes nothing."),
         ({"gpus": 0.5}, "gpus=0.5 is not a whole number of GPUs."),

@@ -186,6 +186,8 @@ def parse_change(body: Any) -> tuple[str, Any, list[Refusal]]:
         sentence = "A change of a lease is one thing at a time" + (
             f", not {', '.join(said)}." if said else "."
         )
+        if body and not said:
+            sentence = f"{', '.join(body)} without a value changes nothing."
         wrong = [
             Refusal(reason=Reason.BAD_REQUEST, sentence=sentence, advice=f"Give one of: {', '.join(CHANGE)}.")
         ]
