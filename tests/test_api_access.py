@@ -10,8 +10,10 @@ import pwd
 
 import pytest
 
+from jupyter_gpupool.controller import routes_admin
 from jupyter_gpupool.controller.accounts import Accounts
 from jupyter_gpupool.controller.routes import ROUTES
+from jupyter_gpupool.controller.store import StoreError
 from tests.conftest import not_shown
 from tests.controller_kit import dumped, running, says
 from tests.pool_helpers import node
@@ -199,8 +201,15 @@ async def test_who_revokes_a_token_is_told_whose_keys_its_person_has_and_can_hav
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     "body",
-    [{"scopes": ["admin"]}, {"user": "ben"}, {"kind": "agent"}, {"user": "ben", "kind": "login"}],
-    ids=["for more", "for somebody else", "for an agent", "a line for somebody else"],
+    [
+        {"scopes": ["admin"]},
+        {"user": "ben"},
+        {"kind": "agent"},
+        {"user": "ben", "kind": "login"},
+        {"groups": ["vision"]},
+        {"kind": "login", "groups": ["vision"]},
+    ],
+    ids=["for more", "for another", "for an agent", "another's line", "of another group", "a line of one"],
 )
 async def test_a_token_cannot_make_one_that_is_more_than_itself(tmp_path, body):
     async with running(tmp_path) as kit:
@@ -224,6 +233,36 @@ async def test_a_login_line_lets_its_person_in_once(tmp_path):
             "wrong_token",
             "works once",
         )
+
+
+@pytest.mark.asyncio
+async def test_with_a_token_go_the_lines_that_could_have_been_made_with_it(tmp_path):
+    async with running(tmp_path) as kit:
+        says(
+            await kit.call("ben", "POST", "/v1/tokens", {"kind": "login", "expires_in": "2 days"}),
+            400,
+            "bad_request",
+            "a day at most",
+        )
+        made = (await kit.call("ben", "POST", "/v1/tokens", {"kind": "login"})).data
+        others = (await kit.call("ann", "POST", "/v1/tokens", {"kind": "login"})).data
+        await kit.call("adm", "DELETE", f"/v1/tokens/{token_id(kit, 'ben')}")
+        says(await kit.call("", "POST", "/v1/login", {"token": made["token"]}), 401, "wrong_token")
+        assert (await kit.call("", "POST", "/v1/login", {"token": others["token"]})).data["user"] == "ann"
+
+
+@pytest.mark.asyncio
+async def test_a_revocation_that_fails_half_way_can_be_said_again(tmp_path, monkeypatch):
+    async with running(tmp_path) as kit:
+        ident = token_id(kit, "ben")
+
+        def full(*_):
+            raise StoreError("The disk is full.")
+
+        monkeypatch.setattr(routes_admin, "_held", full)
+        says(await kit.call("ben", "DELETE", f"/v1/tokens/{ident}"), 503, "store_failed")
+        monkeypatch.undo()
+        assert (await kit.call("ben", "DELETE", f"/v1/tokens/{ident}")).data == {"restarted": [], "kept": []}
 
 
 @pytest.mark.asyncio

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pwd
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -192,6 +194,42 @@ def test_an_interpreter_without_the_package_says_so(place, tmp_path):
     python.chmod(0o755)
     with pytest.raises(LaunchError, match="No module named jupyter_gpupool"):
         place.do(place.launchers.start(place.account, place.order("six"), python=str(python)))
+
+
+@pytest.mark.parametrize(
+    ("at_first", "then"),
+    [
+        pytest.param('{"ready": true, "forkserver": 1}', "", id="another's forkserver"),
+        pytest.param('{"ready": true, "forkserver": 0}', '{"started": 1, "pid": 1}', id="another's process"),
+        pytest.param('{"ready": true}', "", id="half of it"),
+        pytest.param("[]", "", id="no object"),
+        pytest.param("x", "", id="no JSON"),
+    ],
+)
+def test_an_interpreter_that_says_what_is_not_so_is_ended_and_nobody_else_is(at_first, then):
+    folder = Path(tempfile.mkdtemp(prefix="gp-"))  # where another user can enter
+    folder.chmod(0o755)
+    python = folder / "python"
+    says = "printf '%s\\n' '{}' >&$4\n"
+    python.write_text(f"#!/bin/bash\n{says.format(at_first)}read line <&$4\n{says.format(then)}sleep 100\n")
+    python.chmod(0o755)
+    nobody = pwd.getpwnam("nobody")  # process 1 is root's
+    other = Account("nobody", nobody.pw_uid, nobody.pw_gid, (), "/", switch=True)
+    account = other if os.geteuid() == 0 else find_account("", switches=False)
+
+    async def start():
+        launchers = Launchers(folder, switches=False, environ={}, on_exit=lambda *_: None)
+        try:
+            with pytest.raises(LaunchError):
+                await launchers.start(account, {"spec": {}}, python=str(python))
+            return launchers.forkservers()
+        finally:
+            await launchers.close()
+
+    try:
+        assert 1 not in asyncio.run(asyncio.wait_for(start(), LONGEST))
+    finally:
+        shutil.rmtree(folder)
 
 
 def waiting(server):

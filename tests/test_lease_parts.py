@@ -125,6 +125,20 @@ def test_a_table_that_is_broken_or_of_another_boot_is_empty(tmp_path, text):
     assert Table(tmp_path / "leases.json", str(tmp_path)).entries == {}
 
 
+def test_a_folder_that_somebody_else_has_made_in_the_meantime_is_not_taken_for_one_s_own(tmp_path):
+    folder, mallory = Table(tmp_path / "leases.json", str(tmp_path)).run, tmp_path / "mallory"
+    folder.rmdir()
+    mallory.mkdir()
+    folder.symlink_to(mallory)
+    assert Table(tmp_path / "leases.json", str(tmp_path)).run != folder
+    folder.unlink()
+    kept = Table(tmp_path / "leases.json", str(tmp_path)).run
+    assert Table(tmp_path / "leases.json", str(tmp_path)).run == kept
+    if os.geteuid() == 0:
+        os.chown(kept, 65534, -1)
+        assert Table(tmp_path / "leases.json", str(tmp_path)).run != kept
+
+
 def test_a_log_is_read_only_where_it_is_a_plain_file_of_its_user(tmp_path):
     secret, link, pipe = tmp_path / "secret", tmp_path / "link", tmp_path / "pipe"
     secret.write_text("of another")

@@ -6,6 +6,7 @@ import _sqlite3
 import ctypes
 import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -441,6 +442,24 @@ def test_a_backup_of_a_running_journal_is_whole_private_and_can_be_put_back(path
     assert again.secret("a") == {"key": "k"}
     again.close()
     assert check(path.with_name("journal.sqlite.before"))["last"] == 3
+
+
+def test_a_journal_is_put_back_with_what_stands_only_in_the_log_beside_it(path, tmp_path):
+    store = Store(path)
+    store.append_many([submitted("a"), submitted("b")])
+    killed = (
+        tmp_path / "killed"
+    )  # as a controller that is killed leaves its folder, or a copy of a running one
+    killed.mkdir()
+    for each in path.parent.glob(f"{path.name}*"):
+        shutil.copy(each, killed)
+    store.close()
+    target = tmp_path / "new" / path.name
+    target.parent.mkdir()
+    assert put_back(killed / path.name, target)["last"] == 2
+    again = Store(target)
+    assert [seq for seq, _ in again.replay()] == [1, 2]
+    again.close()
 
 
 def test_a_backup_is_refused_rather_than_written_over_something_or_nowhere(store, path, tmp_path):

@@ -132,13 +132,15 @@ class Tokens:
     def revoke(self, token: str, user: str | None = None) -> bool:
         """Make the token with this id worthless; `user`: only if it is theirs. Return whether there was one.
 
+        With it go the login lines that its person has not used yet: who had the token could have made them.
+
         Raises:
             StoreError: It is still good.
         """
         row = self._store.token(token)
         if row is None or user not in (None, row["user"]):
             return False
-        return self._store.remove_token(token)
+        return self._store.remove_token(token, row["user"])
 
     def create_once(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -82,7 +81,7 @@ def put_back(source: Path | str, journal: Path | str) -> dict[str, Any]:
     guard = lock(journal)
     with _explained(journal):
         try:
-            shutil.copyfile(source, part)
+            _copy(Path(source), part)  # with what stands in a write-ahead log beside it, if it is a journal
             part.chmod(0o600)
             _to_disk(part)
             _set_aside(journal)

@@ -309,13 +309,16 @@ class Records:
         )
         return [dict(zip(TOKEN_COLUMNS, row, strict=True)) for row in rows]
 
-    def remove_token(self, token: str) -> bool:
-        """Forget a token by its id; return whether there was one.
+    def remove_token(self, token: str, user: str) -> bool:
+        """Forget a token by its id, and a person's login lines that are unused; return whether it was there.
 
         Raises:
-            StoreError: It is still valid.
+            StoreError: All of them are still valid.
         """
         with self._db.transaction() as sql:
+            sql.execute(
+                "DELETE FROM once_tokens WHERE user = ? AND kind = 'login' AND used_by IS NULL", (user,)
+            )
             return sql.execute("DELETE FROM tokens WHERE id = ?", (token,)).rowcount > 0
 
     def use_token(self, token: str, by: str) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.controller import fields, usage_views, views
 from jupyter_gpupool.controller.acquaintances import no_account
-from jupyter_gpupool.controller.auth import SCOPES, valid_user
+from jupyter_gpupool.controller.auth import ONCE_AGE, SCOPES, valid_user
 from jupyter_gpupool.controller.fields import Field, shown
 from jupyter_gpupool.controller.lease_views import is_over
 from jupyter_gpupool.controller.parse import read_fields
@@ -225,13 +225,16 @@ async def create_token(call: Call) -> Answer:
     said = _read(call, TOKEN)
     kind, user = said.get("kind", "lasting"), said.get("user", call.asker.user)
     scopes = said.get("scopes", ("read", "use"))
-    _may_create(call, kind, user, scopes)
-    expires = said["expires_in"] / 1000 if "expires_in" in said else None
     tokens, groups = call.controller.tokens, said.get("groups", ())
+    _may_create(call, kind, user, scopes, groups)
+    expires = said["expires_in"] / 1000 if "expires_in" in said else None
     if kind == "lasting":
         label = said.get("label", "")
         text = tokens.create(user, scopes, groups=groups, expires_in=expires, label=label)
         return _token(call, kind=kind, token=text, user=user, line="")
+    if expires is not None and expires > ONCE_AGE:
+        sentence = "A line is good for a day at most; the token that it is exchanged for lasts."
+        raise Problem(Reason.BAD_REQUEST, sentence, "Give a day, or less.", field="expires_in")
     more = {} if expires is None else {"expires_in": expires}
     user = "" if kind == "agent" else user
     text = tokens.create_once(kind, user=user, scopes=scopes, groups=groups, **more)
@@ -245,8 +248,8 @@ def _token(call: Call, **made: str) -> Answer:
     return Answer({**made, "warning": words} if words else made, HTTPStatus.CREATED)
 
 
-def _may_create(call: Call, kind: str, user: str, scopes: tuple[str, ...]) -> None:
-    """Raise where the token would be more than its maker is."""
+def _may_create(call: Call, kind: str, user: str, scopes: tuple[str, ...], groups: tuple[str, ...]) -> None:
+    """Raise where the token would be more than its maker is; groups make somebody a project's member."""
     person = call.asker
     if not set(scopes) <= set(SCOPES) or not scopes:
         raise Problem(
@@ -259,7 +262,8 @@ def _may_create(call: Call, kind: str, user: str, scopes: tuple[str, ...]) -> No
         return
     row = call.controller.store.token(person.token) or {"expires": 0}
     lasts = row["expires"] is None  # a token that expires must not make one that does not
-    if kind == "agent" or user != person.user or not set(scopes) <= person.scopes or not lasts:
+    more = not set(scopes) <= person.scopes or not set(groups) <= set(person.groups)
+    if kind == "agent" or user != person.user or more or not lasts:
         raise Problem(
             Trouble.NOT_ALLOWED,
             "This token cannot make that one: it would be for more, for longer or for somebody else.",
@@ -276,7 +280,7 @@ async def revoke_token(call: Call) -> Answer:
     """Make a token worthless; answer with the leases whose keys its person has had, and may have kept."""
     ident, restart = call.path["token"], call.query.get("restart", False)
     user = (call.controller.store.token(ident) or {}).get("user", "")
-    if not call.controller.tokens.revoke(ident, None if call.asker.admin else call.asker.user):
+    if not user or not (call.asker.admin or user == call.asker.user):
         raise Problem(
             Trouble.NOT_FOUND,
             f"You have no token {shown(ident)}.",
@@ -287,6 +291,8 @@ async def revoke_token(call: Call) -> Answer:
     for each in anew:
         now, why = call.controller.clock.now(), f"a token of {user} was revoked"
         accepted(call, LeaseRekeyed(now=now, cause=cause(call), lease=each.id, why=why))
+    # Last: what fails before it can be said again.
+    call.controller.tokens.revoke(ident)
     kept = [each for each in held if each not in anew]
     return Answer({"restarted": [*map(_named, anew)], "kept": [*map(_named, kept)]})
 

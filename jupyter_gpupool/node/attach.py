@@ -9,7 +9,6 @@ Rule 2: from then on it counts as the slice's, with all that it starts: it is no
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.node import guard
@@ -40,7 +39,7 @@ def refusal(order: dict[str, Any], uid: int, user: str) -> str:
     pid = int(order.get("pid") or 0)
     if guard.started_at(pid) != order.get("started"):
         return f"PID {pid} is not this process here: it is in a container of its own, or has ended"
-    if _uid(pid) != uid:
+    if guard.user_of(pid) != uid:
         return f"PID {pid} does not run as {user}, as the lease's processes here do"
     return ""
 
@@ -78,11 +77,3 @@ def using(entry: Entry, pids: set[int], processes: dict[int, guard.Process]) -> 
         if pids & {each for each, _ in guard.find((), {(pid, started)}, processes)}:
             found.add((pid, started))
     return found
-
-
-def _uid(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return -1
-    return next((int(line.split()[1]) for line in lines if line.startswith("Uid:")), -1)

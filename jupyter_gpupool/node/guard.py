@@ -117,6 +117,15 @@ def started_at(pid: int) -> int:
     return 0 if process is None or process.zombie else process.started
 
 
+def user_of(pid: int) -> int:
+    """Answer with the UID that a process runs as, or -1 if there is none."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return -1
+    return next((int(line.split()[1]) for line in lines if line.startswith("Uid:")), -1)
+
+
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped by a signal (SIGSTOP); one that a debugger has stopped is not meant."""
     try:

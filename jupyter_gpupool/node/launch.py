@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpupool.node.guard import MARK, WIDTH, started_at
+from jupyter_gpupool.node.guard import MARK, WIDTH, started_at, user_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,6 +67,9 @@ UNUSED, UNUSED_VARIABLES = 3600.0, 120.0
 UNFIT = 600.0
 #: Seconds that a forkserver may take to load, and a process to start.
 WARM, START = 120.0, 30.0
+
+#: Bytes that are read of what a launcher said last: its user's code may have written any number.
+_WORDS = 4096
 
 #: Beginning of the name of a launcher's folder.
 _PREFIX = "l-"
@@ -309,7 +312,7 @@ class Launchers:
         with theirs:
             try:
                 if account.switch:
-                    os.chown(folder, account.uid, account.gid)
+                    os.chown(folder, account.uid, account.gid, follow_symlinks=False)
                 popen = _popen(account, python, theirs.fileno(), folder, more)
             except BaseException:
                 ours.close()
@@ -324,9 +327,13 @@ class Launchers:
 
     async def _listen(self, launcher: _Launcher, reader: asyncio.StreamReader) -> None:
         """Hear a launcher out, and forget it when it is gone."""
-        with contextlib.suppress(OSError, ValueError):
+        try:
             while line := await reader.readline():
                 self._hear(launcher, json.loads(line))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            # It may be an interpreter of its user's own: what it says is a claim.
+            logger.warning("a launcher said what cannot be so, and is ended: %r", error)
+            launcher.popen.kill()
         if self._launchers.get(launcher.key) is launcher:
             del self._launchers[launcher.key]
         launcher.writer.close()
@@ -340,7 +347,7 @@ class Launchers:
 
     def _hear(self, launcher: _Launcher, message: dict[str, Any]) -> None:
         if message.get("ready"):
-            server = int(message["forkserver"])
+            server = _claimed(launcher, message["forkserver"])
             launcher.folder.with_suffix(".pid").write_text(f"{server} {started_at(server)}")
             if launcher.ready.done():  # the first one has died
                 launcher.ready = asyncio.get_running_loop().create_future()
@@ -354,7 +361,7 @@ class Launchers:
             if "failed" in message:
                 answer.set_exception(LaunchError(f"no process could be forked: {message['why']}"))
             else:
-                answer.set_result(message["pid"])
+                answer.set_result(_claimed(launcher, message["pid"]))
 
     async def _end(self, launcher: _Launcher) -> None:
         self._launchers.pop(launcher.key, None)
@@ -393,6 +400,18 @@ def _popen(
         ) from error
 
 
+def _claimed(launcher: _Launcher, pid: object) -> int:
+    """Take a PID that a launcher names, as it will be signalled: a process of its own user, or none any more.
+
+    Raises:
+        ValueError: It is somebody else's.
+    """
+    uid, *_ = launcher.key
+    if not isinstance(pid, int) or pid < 0 or user_of(pid) not in (uid, -1):
+        raise ValueError(f"process {pid!r:.40} is none of UID {uid}")
+    return pid
+
+
 def _reap(popen: subprocess.Popen[bytes]) -> None:
     try:
         popen.wait(5)
@@ -419,7 +438,9 @@ def _is_alive(file: Path) -> bool:
 
 def _why_ended(launcher: _Launcher) -> str:
     _, python, _ = launcher.key
-    lines = launcher.folder.with_suffix(".err").read_text(errors="replace").strip().splitlines()[-3:]
+    with launcher.folder.with_suffix(".err").open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _WORDS))
+        lines = file.read(_WORDS).decode(errors="replace").strip("\0 \n").splitlines()[-3:]
     said = " | ".join(lines) or f"it ended with status {launcher.popen.returncode} and said nothing"
     if not python or launcher.ready.done():
         return f"the launcher has ended: {said}"

@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import tempfile
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
@@ -76,6 +77,15 @@ def safe_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9-]+", "_", name)[:24] + "." + sha256(name.encode()).hexdigest()[:8]
 
 
+def _is_own(folder: Path) -> bool:
+    """Whether it is a folder of this process's user; its name may be another's by now."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+
 class Table:
     """The lease processes of one agent, in memory and in its file."""
 
@@ -87,7 +97,7 @@ class Table:
         self.agent: str = data.get("agent") or secrets.token_hex(4)
         #: Where sockets and the leases' own folders are. Short, as the path of a UNIX socket must be.
         self.run = Path(data.get("run") or "")
-        if not same_boot or not data.get("run") or not self.run.is_dir():
+        if not same_boot or not data.get("run") or not _is_own(self.run):
             self.run = Path(tempfile.mkdtemp(prefix="gpupool-", dir=scratch))
         # systemd-tmpfiles, which tidies the folder of temporary files, leaves alone what is locked.
         self._lock = os.open(self.run, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

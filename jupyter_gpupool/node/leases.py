@@ -408,8 +408,8 @@ class Leases:
                     self._say_running(there)
                 return
             self._table.entries[entry.key] = entry
-            self._table.save()
             try:
+                self._table.save()
                 await self._processes.start(entry, order.get("options") or {}, make_spec())
                 self._table.save()
             except LaunchError as error:
@@ -539,7 +539,11 @@ class Leases:
     async def _keep_house(self) -> None:
         while True:
             await asyncio.sleep(_ROUND)
-            await self._processes.keep_house()
+            try:
+                await self._processes.keep_house()
+            except Exception:
+                # One that cannot be cleaned up after must not keep the node from all others.
+                logger.exception("a round of housekeeping failed")
 
     async def _warm(self) -> None:
         try:
