@@ -7,6 +7,7 @@ Rule 2: each returns what is to be said; nothing here prints.
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import socket
 import sys
@@ -167,13 +168,19 @@ def journal(args: Namespace) -> Path:
 
 def _agent(_: None, args: Namespace) -> None:
     command = [sys.executable, "-m", "jupyter_gpupool.node", "--dir", args.dir or _agent_folder()]
-    if args.line:
-        command += ["--join", args.line]
+    environment = {**os.environ, **({"GPUPOOL_JOIN": _line(args)} if args.line else {})}
     for option in ("name", "address", "interface", "ports", "log"):
         if getattr(args, option):
             command += [f"--{option}", getattr(args, option)]
     sys.stdout.flush()
-    os.execv(sys.executable, command)  # noqa: S606 - this process becomes the agent
+    os.execve(sys.executable, command, environment)  # noqa: S606 - this process becomes the agent
+
+
+def _line(args: Namespace) -> str:
+    """The line that was given; "-": one that is pasted, or comes through a pipe."""
+    if args.line != "-":
+        return str(args.line)
+    return getpass.getpass("The line: ") if sys.stdin.isatty() else sys.stdin.readline().strip()
 
 
 def _agent_folder() -> str:
@@ -186,7 +193,7 @@ def _login(_: None, args: Namespace) -> str:
     from jupyter_gpupool._find import save
     from jupyter_gpupool._login import login
 
-    address, user = login(args.line)
+    address, user = login(_line(args))
     path = save(address)
     return f"You are {user} of the pool at {address.url}. {path} says so from now on."
 
@@ -399,7 +406,10 @@ OWN: tuple[Command, ...] = (
         help="Let this machine join a pool with its GPUs (runs until it is ended).",
         arguments=(
             option(
-                "line", "the line that `jupyter gpupool start` printed (not needed again)", "LINE", nargs="?"
+                "line",
+                "the line that `jupyter gpupool start` printed (not needed again), or - to paste it",
+                "LINE",
+                nargs="?",
             ),
             option("--name", "the node's name (default: the host's)", "NAME"),
             option("--dir", "the agent's files (default: in Jupyter's data folder)", "PATH"),
@@ -414,7 +424,7 @@ OWN: tuple[Command, ...] = (
     Command(
         name="login",
         help="Make a pool the one that you use from this account.",
-        arguments=(option("line", "the line that an administrator gave you", "LINE"),),
+        arguments=(option("line", "the line that an administrator gave you, or - to paste it", "LINE"),),
         run=_login,
         pool=False,
     ),

@@ -121,7 +121,7 @@ class Start:
         folder = self.folder / name
         options = ["--name", name, *(["--head"] if head else [])]
         if read(folder / "agent.json").get("ca") != connection.address.ca:
-            options += ["--join", line(connection, "agent")]
+            variables = {**variables, "GPUPOOL_JOIN": line(connection, "agent")}
         host = read(self.folder / "controller" / "pool.json")["comm"].split("//")[-1].rpartition(":")[0]
         if not host.startswith("127."):  # then leases must be reached from other machines too
             options += ["--address", host.strip("[]")]

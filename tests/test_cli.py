@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -222,7 +223,8 @@ def test_an_administrator_gets_and_sets_the_projects_and_the_numbers_of_the_pool
 def test_a_person_logs_in_by_a_line_that_works_once(run, pool, monkeypatch, tmp_path):
     line = run("token", "new", "nora")[1].split()[-1]
     monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path / "of nora"))
-    status, out, _ = run("login", line)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{line}\n"))
+    status, out, _ = run("login", "-")
     assert status == 0
     assert out.startswith(f"You are nora of the pool at {pool.url}.")
     assert configuration().stat().st_mode & 0o077 == 0
@@ -267,14 +269,19 @@ def join_another_machine(folder, line):
 
     simulated.create(folder / "elsewhere", {"other": 2})
     agent = subprocess.Popen(
-        [*JUPYTER, "agent", line, "--name", "other", "--dir", str(folder / "agent")],
+        [*JUPYTER, "agent", "-", "--name", "other", "--dir", str(folder / "agent")],
         env=environment(**simulated.environment(folder / "elsewhere", "other")),
+        stdin=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        text=True,
     )
+    agent.stdin.write(f"{line}\n")
+    agent.stdin.close()
     from jupyter_gpupool import Pool
 
     with Pool(start=False) as pool:
         wait_until(lambda: pool.status().gpus == 3)
+    assert line not in Path(f"/proc/{agent.pid}/cmdline").read_text(), "where everybody could read it"
     os.kill(agent.pid, signal.SIGTERM)
     assert agent.wait(30) == 0
 

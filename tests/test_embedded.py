@@ -51,6 +51,7 @@ def test_its_files_are_for_their_owner_only_and_its_processes_hold_nothing_of_th
             assert said.st_mode & 0o077 == 0, path
     for pid in embedded.processes().values():
         assert os.getsid(pid) == pid
+        assert "gpupool:" not in Path(f"/proc/{pid}/cmdline").read_text(), "a line that lets others in"
         for number in (0, 1, 2):
             assert str(Path(f"/proc/{pid}/fd/{number}").readlink()).startswith(("/dev/null", str(own_folder)))
 

@@ -58,7 +58,9 @@ async def serve(options: argparse.Namespace) -> None:
     from jupyter_gpupool.node.membership import join, load
 
     name = options.name or socket.gethostname()
-    member = join(options.dir, options.join, name) if options.join else load(options.dir)
+    # By a variable where others may be on this machine: a command line is for everybody to read.
+    line = options.join or os.environ.pop("GPUPOOL_JOIN", "")
+    member = join(options.dir, line, name) if line else load(options.dir)
     address = options.address or own_address(member.comm)
     settings = Settings(
         head=options.head,
