@@ -16,6 +16,7 @@ import gc
 import gzip
 import heapq
 import math
+import sys
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -64,6 +65,8 @@ if TYPE_CHECKING:
 LIMITS = (HOUR, 4 * HOUR, DAY, 7 * DAY, 60 * DAY)
 #: What going on after a suspension costs, in milliseconds: its last minute is computed again.
 RESTART = MINUTE
+#: Later than anything happens.
+_NEVER = sys.maxsize
 #: How many objects are made before their youngest are looked through.
 _GARBAGE = 100_000
 POLICIES = ("ours", "fifo", "quota-only")
@@ -315,11 +318,11 @@ class Player:
         at = 0
         while at < len(arrivals) or self.due:
             job = arrivals[at] if at < len(arrivals) else None
-            due = self.due[0][0] if self.due else None
+            due = self.due[0][0] if self.due else _NEVER
             tick = self.pool.next_time()
-            times = [each for each in (job.arrival if job else None, due, tick) if each is not None]
-            self.now = max(self.now, min(times))
-            if due is not None and due <= self.now:
+            arrival = job.arrival if job else _NEVER
+            self.now = max(self.now, min(due, arrival, _NEVER if tick is None else tick))
+            if due <= self.now:
                 _, _, what, ident, epoch = heapq.heappop(self.due)
                 _HAPPEN[what](self, ident, epoch)
             elif job and job.arrival <= self.now:
