@@ -68,7 +68,7 @@ RESTART = MINUTE
 #: Later than anything happens.
 _NEVER = sys.maxsize
 #: How many objects are made before their youngest are looked through.
-_GARBAGE = 100_000
+_GARBAGE = 1_000_000
 POLICIES = ("ours", "fifo", "quota-only")
 
 

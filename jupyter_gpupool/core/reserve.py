@@ -12,6 +12,7 @@ Not its business: who is ahead of whom (`tree`).
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -226,12 +227,13 @@ class Book:
             return None
         cluster = self.state.cluster
         request = bounds.narrowed(self.state, lease.request, base.count * base.each)
-        with cluster.trying():
-            for each in late:
+        want = base.kind.want if request is lease.request else None
+        kept = [each for each in late if each.parts]
+        with cluster.trying() if kept or leave else contextlib.nullcontext():
+            for each in kept:
                 hold_parts(self.state, each)
             for device in leave:
                 cluster.bar(device, Reason.DEVICE_CORDONED, "left to those ahead")
-            want = base.kind.want if request is lease.request else None
             found = placement.place(request, cluster, count=base.count, have=have, want=want)
         return found.parts if isinstance(found, placement.Placement) else None
 

@@ -17,7 +17,7 @@ Not its business: the tree itself (`tree`), and where something goes (`placement
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyter_gpupool.core.model import WHOLE
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 #: Steps of the table of powers of two, and the bits after the point.
 _STEPS = 4096
 _BITS = 40
+#: A `Decay` remembers so many answers.
+_KNOWN = 64
 #: So many half-lives after its epoch, a `Decay` asks for a new one.
 _SPAN = 64
 
@@ -142,12 +144,22 @@ class Decay:
 
     half_life: int
     epoch: int = 0
+    #: The latest answers: of one moment the same times are asked for again and again.
+    _known: dict[int, int] = field(default_factory=dict, repr=False, compare=False)
 
     def at(self, when: int) -> int:
         """Weigh a time: twice as much a half-life later.
 
         Differences of this function times a rate are usage: the integral of the weight, but for a constant.
         """
+        found = self._known.get(when)
+        if found is None:
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            found = self._known[when] = self._weigh(when)
+        return found
+
+    def _weigh(self, when: int) -> int:
         lives, rest = divmod(when - self.epoch, self.half_life)
         place, part = divmod(rest * _STEPS, self.half_life)
         low = _POWERS[place]
@@ -161,6 +173,7 @@ class Decay:
     def renew(self) -> int:
         """Begin a new epoch; returns by how many bits everything kept so far is to be shifted down."""
         self.epoch += _SPAN * self.half_life
+        self._known.clear()
         return _SPAN
 
     def worth(self, usage: int, now: int) -> int:

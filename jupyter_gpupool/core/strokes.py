@@ -338,7 +338,8 @@ class State:
             self.holding.setdefault(leaf, {})[lease.id] = None
             self.takeable_from.put(leaf, lease.id, self.free_at(lease))
             self.ends_of.put(leaf, lease.id, lease.ends_at)
-        elif self.holding.get(leaf, {}).pop(lease.id, lease) is None:
+        elif lease.id in self.takeable_from:
+            del self.holding[leaf][lease.id]
             self.takeable_from.drop(lease.id)
             self.ends_of.drop(lease.id)
 

@@ -29,6 +29,10 @@ class Times:
         """The times of a user's leases and their ids, soonest first."""
         return self._of.get(leaf) or []
 
+    def __contains__(self, ident: object) -> bool:
+        """Whether a lease has a time here."""
+        return ident in self._known
+
     def mark(self, leaf: Tenant) -> int:
         """Say how often a user's times have changed."""
         return self._marks.get(leaf, 0)
