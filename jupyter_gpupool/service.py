@@ -127,13 +127,17 @@ async def until_deleted(folder: Path, what: str, handle: int) -> None:
     missed = 0
     while missed < 2:  # twice in a row: a look may come while a folder is being moved back
         await asyncio.sleep(LOOK)
-        try:
-            there = (folder / f"{what}.lock").stat().st_ino == os.fstat(handle).st_ino
-        except FileNotFoundError:
-            there = False
-        except OSError:  # a file system that does not answer has deleted nothing
-            there = True
-        missed = 0 if there else missed + 1
+        missed = missed + 1 if is_deleted(folder, what, handle) else 0
+
+
+def is_deleted(folder: Path, what: str, handle: int) -> bool:
+    """Whether the folder that this process has claimed is not there now; the arguments are as above."""
+    try:
+        return (folder / f"{what}.lock").stat().st_ino != os.fstat(handle).st_ino
+    except FileNotFoundError:
+        return True
+    except OSError:  # a file system that does not answer has deleted nothing
+        return False
 
 
 def free_port() -> int:

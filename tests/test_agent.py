@@ -417,6 +417,22 @@ def test_a_worker_that_died_while_nobody_could_be_told_is_replaced(pool):
     pool.wait_for_lease(lease, "ended")
 
 
+@pytest.mark.parametrize("ending", [False, True], ids=["", "and its leases are being ended"])
+def test_an_agent_whose_folder_was_deleted_ends_when_asked_to_and_leaves_nothing(tmp_path, ending):
+    """Nobody could find what it left. That the driver hangs meanwhile keeps it no longer."""
+    with PoolProcesses(tmp_path, {"node-1": 1}) as pool:
+        pool.start()
+        lease = pool.request()
+        [part] = pool.wait_for_lease(lease, "active")["slices"]
+        if ending:
+            simulated.Machine(pool.simulated).hang(part["device"], 60)
+            pool.call("DELETE", f"/v1/leases/{lease}")
+        shutil.rmtree((tmp_path / "node-1").rename(tmp_path / "deleted"))
+        pool.kill("node-1", signal.SIGTERM)
+        assert pool.running["node-1"].returncode == 0
+        wait_for(lambda: not pool.left(), f"nothing is left; {pool.left()}")
+
+
 def test_a_second_agent_in_the_same_folder_is_refused(pool):
     done = run_agent(pool.folder / "node-1")
     assert done.returncode == 1

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_gpupool.core.model import Slice, encode
 from jupyter_gpupool.node import guard, leftovers
 from jupyter_gpupool.node.leases import Leases
 
@@ -114,6 +115,42 @@ def test_an_agent_that_cannot_write_its_list_still_ends_what_it_is_told_to(tmp_p
         return reports
 
     assert [each["report"] for each in asyncio.run(go())] == ["slice_freed"]
+
+
+async def reported(reports):
+    """The next report."""
+    async with asyncio.timeout(20):
+        while not reports:  # noqa: ASYNC110 - a thread's work is awaited
+            await asyncio.sleep(0.02)
+    return reports.pop(0)
+
+
+@pytest.mark.asyncio
+async def test_a_worker_whose_start_cannot_be_written_down_has_failed_and_says_so(tmp_path, monkeypatch):
+    """It would be in the list for ever, without a process: the pool would wait, and so would an end."""
+    reports = []
+    leases = Leases(tmp_path / "agent", reports.append, scratch=str(tmp_path))
+    monkeypatch.setattr(leases._table, "save", full)
+    part = encode(Slice(id="x/0", lease="x", node="n", device="GPU-1", milli=1000, vram=1))
+    await leases.obey({"order": "start_worker", "lease": "x", "slice": part, "user": "me", "address": ""})
+    failed = await reported(reports)
+    assert failed["report"] == "slice_failed"
+    assert "No space left on device" in failed["why"]
+    await leases.obey({"order": "stop_slice", "lease": "x", "slice": "x/0"})
+    assert (await reported(reports))["report"] == "slice_freed"
+    monkeypatch.undo()
+    await leases.close(keep=False)
+
+
+@pytest.mark.asyncio
+async def test_an_agent_that_ends_everything_starts_nothing_more(tmp_path):
+    """The pool orders replacements for what is ended, and the agent would end for ever."""
+    leases = Leases(tmp_path / "agent", lambda _: None, scratch=str(tmp_path))
+    await leases.close(keep=False)
+    part = encode(Slice(id="x/1", lease="x", node="n", device="GPU-1", milli=1000, vram=1))
+    await leases.obey({"order": "start_worker", "lease": "x", "slice": part, "user": "me", "address": ""})
+    await asyncio.gather(*leases._tasks)
+    assert leases.present() == ((), ())
 
 
 def full():

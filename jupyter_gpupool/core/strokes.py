@@ -57,6 +57,9 @@ if TYPE_CHECKING:
     from jupyter_gpupool.core.reserve import Reservation
     from jupyter_gpupool.core.turns import Ranks
 
+#: Kinds of timers whose id is a lease's, and so many are let be before those of leases that are over go.
+OF_LEASES, KEEP_TIMERS = ("lease", "claim"), 64
+
 
 class State:
     """Everything that the pool knows. See the module's rules."""
@@ -116,6 +119,8 @@ class State:
         self.capacity: dict[str, int] = {ANY: 0}
         #: (when, kind, id): what is to be looked at when; stale entries are dropped as they come up.
         self.timers: list[tuple[int, str, str]] = []
+        #: How many there were when those of leases that were over had been dropped.
+        self._timers_kept = 0
         #: Grows whenever something has become free.
         self.freed = 0
         #: Something has become free, or wanted, since who is next was last looked at.
@@ -399,6 +404,16 @@ class State:
             oldest = next(iter(self.ended))
             del self.ended[oldest]
             del self.leases[oldest]
+        if len(self.timers) > 2 * self._timers_kept + KEEP_TIMERS:
+            self._drop_timers()
+
+    def _drop_timers(self) -> None:
+        """Drop what would be looked at of leases that are over; some would come up in weeks only."""
+        over = [ident in self.ended or ident not in self.leases for _, _, ident in self.timers]
+        kept = zip(self.timers, over, strict=True)
+        self.timers[:] = [each for each, is_over in kept if each[1] not in OF_LEASES or not is_over]
+        heapq.heapify(self.timers)
+        self._timers_kept = len(self.timers)
 
     def count_device(self, record: DeviceRecord, *, there: bool) -> None:
         """Count a device for what there is to share out, or no longer."""

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
+import logging
 import os
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dask
 
 from jupyter_gpupool import service, wire
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from jupyter_gpupool.node.agent import Agent
+
+logger = logging.getLogger(__name__)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -77,15 +81,29 @@ async def serve(options: argparse.Namespace) -> None:
     watch = asyncio.create_task(_end_with_folder(agent, options))
     try:
         await agent.run()
+        if service.is_deleted(options.dir, "agent", options.claimed):
+            await _at_most(agent.leave(DELETED))
     finally:
         watch.cancel()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(agent.close(), 20)
+        await _at_most(agent.close())
+
+
+#: Seconds that an agent has to end what it runs, and to write down what it leaves.
+LEAVING = 20.0
+DELETED = "The folder of this agent was deleted"
+
+
+async def _at_most(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for some work, but not for its end where the time is up: it may be stuck in the driver."""
+    task = asyncio.create_task(work)
+    await asyncio.wait([task], timeout=LEAVING)
+    if task.done() and (error := task.exception()):
+        logger.error("Not all could be left in order.", exc_info=error)
 
 
 async def _end_with_folder(agent: Agent, options: argparse.Namespace) -> None:
     await service.until_deleted(options.dir, "agent", options.claimed)
-    await agent.leave("The folder of this agent was deleted")
+    await agent.leave(DELETED)
 
 
 #: Variables that put a process onto a simulated machine.
@@ -107,7 +125,7 @@ def own_address(comm: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the process. It leaves by `os._exit`: multiprocessing would end the leases' processes first."""
+    """Run the process."""
     options = parse(sys.argv[1:] if arguments is None else arguments)
     options.dir = options.dir.absolute()
     try:
@@ -118,19 +136,26 @@ def main(arguments: list[str] | None = None) -> None:
     dask.config.set(wire.SETTINGS)
     wire.close_comms()
     from jupyter_gpupool.driver import simulated
+
+    simulated.install()
+    asyncio.run(_live(options))
+
+
+async def _live(options: argparse.Namespace) -> None:
+    """Run the agent, and leave by `os._exit`.
+
+    Otherwise multiprocessing would end the leases' processes first, and asyncio wait for what does not end.
+    """
     from jupyter_gpupool.node.launch import LaunchError
     from jupyter_gpupool.node.membership import JoinError
     from jupyter_gpupool.node.reader import ReaderError
 
-    simulated.install()
     try:
-        asyncio.run(serve(options))
+        await serve(options)
     except (JoinError, ReaderError, LaunchError, ValueError) as error:
         service.give_up(error)
     except BaseException:
-        import logging
-
-        logging.getLogger(__name__).exception("The agent ends.")
+        logger.exception("The agent ends.")
         os._exit(1)
     os._exit(0)
 

@@ -85,6 +85,7 @@ class Agent:
         self._refused: dict[str, str] = {}
         self._locks = DeviceLocks(member.url, getpass.getuser())
         self._gone = asyncio.Event()
+        self._leaving: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         account = find_account("", switches=False)
         self._environ = allowed_environment(dict(os.environ), account, settings.simulated)
@@ -181,8 +182,13 @@ class Agent:
         self._connection.present()
 
     async def leave(self, why: str) -> None:
-        """End everything of the pool on this node, and then the agent."""
-        logger.info("%s: everything of the pool here ends.", why)
+        """End everything of the pool on this node, and then the agent; who comes second waits as well."""
+        if self._leaving is None:
+            logger.info("%s: everything of the pool here ends.", why)
+            self._leaving = asyncio.create_task(self._end_everything())
+        await asyncio.shield(self._leaving)
+
+    async def _end_everything(self) -> None:
         await self._leases.close(keep=False)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS):
@@ -249,9 +255,9 @@ class Agent:
 
     async def _device_pids(self, device: str) -> set[int]:
         """Answer with the PIDs that the driver lists on a device now; a driver that hangs lists none."""
-        readings: list[Reading] = []
-        with contextlib.suppress(TimeoutError, asyncio.CancelledError):
-            readings = await asyncio.wait_for(asyncio.shield(self._reader.poll([device])), LAST_WORDS)
+        poll = self._reader.poll([device])
+        await asyncio.wait([poll], timeout=LAST_WORDS)  # whoever waits may be cancelled; the poll may be too
+        readings = poll.result() if poll.done() and not poll.cancelled() else []
         return {pid for each in readings if each.device == device for pid, _ in each.processes}
 
     # --------------------------------------------------------------------------------------- the controller

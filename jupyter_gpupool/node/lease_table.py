@@ -150,8 +150,10 @@ class Table:
         return [each for each in self.entries.values() if each.lease == lease]
 
     def close(self) -> None:
-        """Let go of the folder of sockets and work."""
-        os.close(self._lock)
+        """Let go of the folder of sockets and work; may be called twice."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def remove_run(self) -> None:
         """Remove the folder of sockets and work, when no lease is left."""

@@ -130,6 +130,7 @@ class Leases:
         self._tasks: set[asyncio.Task[Any]] = set()
         #: Slices that a scheduler has been told to drain, until it has said that it is done.
         self._draining: dict[str, asyncio.Event] = {}
+        self._closing = False
         #: Slices that have been seen gone: over for good, whatever order is still on its way.
         self._over: dict[str, None] = {}
 
@@ -320,6 +321,7 @@ class Leases:
         Args:
             keep: Their processes go on, for the next agent; otherwise they are ended first.
         """
+        self._closing = True
         if not keep:
             for key in list(self._table.entries):
                 self._do(self._stop({"slice": key}))
@@ -394,6 +396,8 @@ class Leases:
         self, entry: Entry, order: dict[str, Any], make_spec: Callable[[], dict[str, Any]]
     ) -> None:
         async with self._lock(entry.key):
+            if self._closing:
+                return  # a replacement for what is ended here; it goes where the pool sees this node gone
             if entry.key in self._over:
                 self._say_freed(entry)
                 return
