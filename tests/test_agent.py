@@ -25,6 +25,7 @@ from jupyter_gpupool.core.model import Device, Instance, NvmlEvent, Reading, Ver
 from jupyter_gpupool.driver import simulated
 from jupyter_gpupool.line import Line, read_line, write_line
 from jupyter_gpupool.node import guard, host, locks
+from jupyter_gpupool.node.agent import listed_in
 from jupyter_gpupool.node.connection import Connection
 from jupyter_gpupool.node.fitness import Fitness, now_ms
 from jupyter_gpupool.node.instances import Instances
@@ -337,6 +338,50 @@ async def test_orders_are_taken_from_the_controllers_certificate_only(tmp_path):
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
     assert obeyed == [{"order": wire.CONTROLLER}]
+
+
+@pytest.mark.asyncio
+async def test_a_disk_that_is_full_for_a_while_costs_an_agent_its_connection_for_that_while_only(tmp_path):
+    """Dask writes files for a connection; what stands in for a full disk here refuses them as well."""
+    from distributed import Scheduler
+
+    authority = TestAuthority()
+    pair, mine = authority.pair(wire.CONTROLLER), authority.pair("gpupool agent node-1")
+    folder, connected = tmp_path / "agent", asyncio.Event()
+    folder.write_text("")
+    async with Scheduler(
+        host="127.0.0.1",
+        port=0,
+        protocol="tls",
+        security=wire.security(pair.ca, pair.cert, pair.key),
+        dashboard_address="127.0.0.1:0",
+    ) as scheduler:
+        scheduler.stream_handlers[wire.OP] = lambda **_: None
+        member = Membership(name="node-1", url="", comm=scheduler.address, **vars(mine))
+        connection = Connection(member, folder, "boot", joined=dict, connected=connected.set, obey=list)
+        task = asyncio.create_task(connection.run())
+        try:
+            await asyncio.sleep(0.5)
+            assert not connected.is_set()
+            folder.unlink()
+            await asyncio.wait_for(connected.wait(), WAIT)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("readings", "listed"),
+    [
+        pytest.param([Reading(device="g", now=1, processes=((7, 1),))], {7}, id="it lists what it lists"),
+        pytest.param([], None, id="one that hangs does not say"),
+        pytest.param([Reading(device="h", now=1)], None, id="another device's reading says nothing"),
+        pytest.param([Reading(device="g", now=1, error="IRQ_ISSUE")], None, id="an error says nothing"),
+        pytest.param([Reading(device="g", now=1, error="GPU_IS_LOST")], set(), id="a lost GPU runs nothing"),
+    ],
+)
+def test_what_the_driver_says_of_a_device_s_processes(readings, listed):
+    assert listed_in(readings, "g") == listed
 
 
 class Ordering(SchedulerPlugin):

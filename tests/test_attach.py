@@ -112,6 +112,22 @@ def test_an_attached_process_counts_as_the_lease_s_and_ends_with_it_where_it_use
     assert node.leases.owner(idles.pid) == ""
 
 
+def test_where_the_driver_does_not_say_who_uses_the_device_no_attached_process_goes_on(
+    node, program, monkeypatch
+):
+    monkeypatch.setattr(guard, "STALE", 0.5)
+    with running(node, "mute") as lease:
+        part, kernel = lease.parts[0], program()
+        assert attach(node, kernel.order("mute"))["why"] == ""
+        monkeypatch.setattr(node.leases._processes, "_device_pids", lambda _: None)
+        node.obey("stop_slice", lease="mute", slice=part.id)
+        node.wait("slice_freed", slice=part.id)
+        assert kernel.process.wait(10) != 0
+        said = node.heard("finding")[-1]
+        assert said["subject"] == part.device
+        assert "the driver does not say whether its device is free" in said["sentence"]
+
+
 def test_what_an_attached_process_has_started_counts_too_and_a_new_agent_knows_it(node, program, tmp_path):
     with running(node, "kids") as lease:
         parent = program()

@@ -59,6 +59,12 @@ def table(*processes):
             id="another slice's process is that slice's, whoever started it",
         ),
         pytest.param(
+            table(process(5, mark="m"), process(6, parent=5, mark="x"), process(7, parent=6)),
+            (),
+            {5, 6, 7},
+            id="a mark that a program has given itself frees nobody",
+        ),
+        pytest.param(
             table(process(5, mark="m", zombie=True), process(6, parent=5)),
             (),
             {6},
@@ -67,11 +73,14 @@ def table(*processes):
     ],
 )
 def test_whose_a_process_is(processes, roots, found):
-    assert {pid for pid, _ in guard.find(["m"], roots, processes)} == found
+    assert {pid for pid, _ in guard.find(["m"], roots, processes, ["m", "other"])} == found
 
 
 def test_what_dead_workers_left_below_a_forkserver_is_found_by_having_no_mark():
-    """A program with an environment of its own, whose worker died first; not what was forked just now."""
+    """A program with an environment of its own, whose worker died first; not what was forked just now.
+
+    A mark that is no lease's here is none.
+    """
     old, now = 100, 100 + int(guard.UNMARKED * os.sysconf("SC_CLK_TCK")) + 1
     left = guard.Process(6, 5, 6, old, zombie=False, mark="")
     there = table(
@@ -81,7 +90,9 @@ def test_what_dead_workers_left_below_a_forkserver_is_found_by_having_no_mark():
         guard.Process(9, 1, 9, old, zombie=False, mark=""),
         guard.Process(10, 5, 10, old, zombie=True, mark=""),
     )
-    assert guard.orphans({5}, there, now) == {left.identity}
+    assert guard.orphans({5}, there, now, ["a:lease"]) == {left.identity}
+    own = guard.Process(11, 5, 11, old, zombie=False, mark="x")
+    assert guard.orphans({5}, there | {11: own}, now, ["a:lease"]) == {left.identity, own.identity}
 
 
 SHELL = "import os, signal, sys, time; "
@@ -168,6 +179,16 @@ def test_a_process_that_only_the_driver_knows_keeps_its_slice_for_a_while(monkey
     end([MARK], (), device_pids=lambda: {gone.pid})
     assert time.monotonic() - began >= 0.3
     answers = [{gone.pid}, set()]
+    end([MARK], (), device_pids=lambda: answers.pop(0) if len(answers) > 1 else answers[0])
+    assert answers == [set()]
+
+
+def test_a_driver_that_does_not_say_what_it_lists_keeps_the_slice_for_a_while(monkeypatch):
+    monkeypatch.setattr(guard, "STALE", 0.3)
+    began = time.monotonic()
+    end([MARK], (), device_pids=lambda: None)
+    assert time.monotonic() - began >= 0.3
+    answers = [None, set()]
     end([MARK], (), device_pids=lambda: answers.pop(0) if len(answers) > 1 else answers[0])
     assert answers == [set()]
 

@@ -18,6 +18,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from jupyter_gpupool.core.history import BROKEN, UNFOUND
 from jupyter_gpupool.core.model import Node, encode
 from jupyter_gpupool.node import host
 from jupyter_gpupool.node.connection import Connection
@@ -253,12 +254,12 @@ class Agent:
     def _device_of(self, uuid: str) -> Device | None:
         return next((each for each in self._devices if each.uuid == uuid), None)
 
-    async def _device_pids(self, device: str) -> set[int]:
-        """Answer with the PIDs that the driver lists on a device now; a driver that hangs lists none."""
-        poll = self._reader.poll([device])
-        await asyncio.wait([poll], timeout=LAST_WORDS)  # whoever waits may be cancelled; the poll may be too
-        readings = poll.result() if poll.done() and not poll.cancelled() else []
-        return {pid for each in readings if each.device == device for pid, _ in each.processes}
+    async def _device_pids(self, device: str) -> set[int] | None:
+        """Answer with the PIDs that the driver lists on a device now; None where it does not say."""
+        asked = self._reader.poll([device])
+        await asyncio.wait([asked], timeout=LAST_WORDS)  # whoever waits may be cancelled; the poll may be too
+        told = asked.result() if asked.done() and not asked.cancelled() else []
+        return listed_in(told, device)
 
     # --------------------------------------------------------------------------------------- the controller
 
@@ -420,6 +421,19 @@ DEEDS = {
     "create_instance": Agent._create_instance,  # noqa: SLF001
     "destroy_instance": Agent._destroy_instance,  # noqa: SLF001
 }
+
+
+def listed_in(readings: list[Reading], device: str) -> set[int] | None:
+    """Return the PIDs that readings list on a device; None where they do not say.
+
+    Args:
+        readings: What the driver has answered.
+        device: UUID. One that is lost or not there any more lists nothing, and is granted to nobody.
+    """
+    for reading in readings:
+        if reading.device == device and reading.error.removeprefix("NVML_ERROR_") in ("", *BROKEN, *UNFOUND):
+            return {pid for pid, _ in reading.processes}
+    return None
 
 
 def switches_users() -> bool:

@@ -4,7 +4,7 @@ Rule 1: it is a process of this machine and this boot, known by PID and start ti
         the lease's processes run as here. What another says of a process is never enough.
 Rule 2: from then on it counts as the slice's, with all that it starts: it is no use from outside, and its
         memory counts towards a share. When the slice ends it is ended too, if the driver lists it on the
-        device: nothing is free while somebody uses it.
+        device, or does not say: nothing is free while somebody uses it.
 """
 
 from __future__ import annotations
@@ -64,16 +64,20 @@ def owner_of(entries: Iterable[Entry], pid: int) -> str:
     return ""
 
 
-def using(entry: Entry, pids: set[int], processes: dict[int, guard.Process]) -> set[Identity]:
+def using(
+    entry: Entry, pids: set[int] | None, processes: dict[int, guard.Process], marks: Iterable[str]
+) -> set[Identity]:
     """Return the attached processes that use the device, themselves or by what they have started.
 
     Args:
         entry: The slice.
-        pids: Those that the driver lists on the device.
+        pids: Those that the driver lists on the device; None where it does not say: any of them may use it.
         processes: All there are, as `guard.look` answers.
+        marks: Of all leases here: a notebook may have started the pool that it is attached to.
     """
     found: set[Identity] = set()
     for pid, started in entry.attached:
-        if pids & {each for each, _ in guard.find((), {(pid, started)}, processes)}:
+        own = {each for each, _ in guard.find((), {(pid, started)}, processes, marks)}
+        if own and (pids is None or pids & own):
             found.add((pid, started))
     return found

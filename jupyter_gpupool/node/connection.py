@@ -114,10 +114,10 @@ class Connection:
     async def _reachable(self) -> None:
         """Wait until the controller listens at its address."""
         host, port = parse_host_port(self._member.comm.split("://", 1)[-1])
-        context = wire.security(**self._member.credentials()).get_connection_args("worker")["ssl_context"]
-        tries = 0
+        context, tries = None, 0
         while True:
             try:
+                context = context or self._context()
                 async with asyncio.timeout(PROBE):
                     _, writer = await asyncio.open_connection(host, port, ssl=context)
                 writer.close()
@@ -127,11 +127,15 @@ class Connection:
             else:
                 return
 
+    def _context(self) -> Any:
+        """Make the TLS context; Dask writes the certificate into a file for it, which a full disk refuses."""
+        return wire.security(**self._member.credentials()).get_connection_args("worker")["ssl_context"]
+
     async def _once(self) -> None:
         """Connect once and stay until the connection breaks."""
-        self._refused = False
-        worker = self._make()
+        self._refused, worker = False, None
         try:
+            worker = self._make()  # it writes into the agent's folder: a full disk is a failed try
             await worker
             if not _is_controller(worker.batched_stream.comm):
                 self._refused = True
@@ -152,7 +156,8 @@ class Connection:
         finally:
             self._worker = None
             with contextlib.suppress(Exception):
-                await worker.close(timeout=1, executor_wait=False, reason="agent-connection-over")
+                if worker is not None:
+                    await worker.close(timeout=1, executor_wait=False, reason="agent-connection-over")
 
     def _make(self) -> PoolWorker:
         self._lives += 1

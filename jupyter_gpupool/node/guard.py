@@ -4,7 +4,8 @@ With them go the semaphores that they have made: those of a process that was kil
 
 A process is a lease's when it is one that the agent has started, or its mark says so (forked processes
 inherit it with the memory, programs with the environment, so daemons that left parent and session carry it),
-or it descends from such a process, or shares a session that such a process leads. Linux only: it reads /proc.
+or it descends from such a process, or shares a session that such a process leads. A mark that no lease here
+has is one that a program has given itself, and frees nobody. Linux only: it reads /proc.
 """
 
 from __future__ import annotations
@@ -16,13 +17,10 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +42,8 @@ _SOON, _LATE = 0.02, 1.0
 
 #: A process: its PID and the time it started (clock ticks since boot), which nobody else will have.
 Identity = tuple[int, int]
+#: Answers, at once or as a coroutine, with the PIDs that the driver lists on a device; None: it does not say.
+DevicePids = Callable[[], "set[int] | Awaitable[set[int] | None] | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +93,22 @@ def look() -> dict[int, Process]:
     return found
 
 
-def mark_of(pid: int) -> str:
+def mark_of(pid: int, prefix: str) -> str:
     """Answer with the mark of a process, or of the nearest that it descends from; "" where none has one.
 
-    What a task starts with an environment of its own has no mark, and is a lease's all the same.
+    What a task starts with an environment of its own has no mark, or any, and is a lease's all the same.
 
     Args:
         pid: Its PID.
+        prefix: How the marks begin that count.
     """
     seen: set[int] = set()
     while pid > 1 and pid not in seen and (process := look_at(pid)) is not None:
         seen.add(pid)
-        leader = None if process.mark else look_at(process.session)
-        if mark := process.mark or (leader.mark if leader else ""):
-            return mark
+        leader = None if process.mark.startswith(prefix) else look_at(process.session)
+        for each in (process, leader):
+            if each is not None and each.mark.startswith(prefix):
+                return each.mark
         pid = process.parent
     return ""
 
@@ -134,15 +136,23 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-def find(marks: Iterable[str], roots: Iterable[Identity], processes: dict[int, Process]) -> set[Identity]:
+def find(
+    marks: Iterable[str],
+    roots: Iterable[Identity],
+    processes: dict[int, Process],
+    others: Iterable[str] = (),
+) -> set[Identity]:
     """Find the processes that belong to a slice or a lease, zombies left out.
 
     Args:
         marks: Their marks, in full.
         roots: Processes that are known to belong to it.
         processes: All processes, as `look` answers.
+        others: Marks of what else there is here: with one of these a process is another slice's, whoever
+            started it. Any other mark says nothing, as a program can give itself one.
     """
     wanted, known = set(marks), set(roots)
+    foreign = set(others) - wanted
     members = {pid for pid, each in processes.items() if each.mark in wanted or each.identity in known}
     # Below a PID: its children, and those of the session that it leads. A session that it is only in has
     # others too.
@@ -153,8 +163,7 @@ def find(marks: Iterable[str], roots: Iterable[Identity], processes: dict[int, P
     new = list(members)
     while new:
         for pid in below.get(new.pop(), ()):
-            # A process with another mark is another slice's, whoever started it.
-            if pid not in members and (not processes[pid].mark or processes[pid].mark in wanted):
+            if pid not in members and processes[pid].mark not in foreign:
                 members.add(pid)
                 new.append(pid)
     return {processes[pid].identity for pid in members if not processes[pid].zombie}
@@ -169,8 +178,10 @@ def marked(prefix: str, processes: dict[int, Process]) -> dict[str, set[Identity
     return found
 
 
-def orphans(forkservers: Iterable[int], processes: dict[int, Process], now: int) -> set[Identity]:
-    """Find what dead workers left without a mark: a program with an environment of its own.
+def orphans(
+    forkservers: Iterable[int], processes: dict[int, Process], now: int, marks: Iterable[str] = ()
+) -> set[Identity]:
+    """Find what dead workers left without a lease's mark: a program with an environment of its own.
 
     A forkserver takes in the orphans below it (`node.lease_warm`), and what it forks itself soon has a mark.
 
@@ -178,12 +189,14 @@ def orphans(forkservers: Iterable[int], processes: dict[int, Process], now: int)
         forkservers: Their PIDs.
         processes: All processes, as `look` answers.
         now: Clock ticks since boot.
+        marks: Those of all leases here, and of what waits to become one's.
     """
     parents, before = set(forkservers), now - int(UNMARKED * os.sysconf("SC_CLK_TCK"))
+    theirs = set(marks)
     return {
         each.identity
         for each in processes.values()
-        if each.parent in parents and not each.mark and not each.zombie and each.started < before
+        if each.parent in parents and each.mark not in theirs and not each.zombie and each.started < before
     }
 
 
@@ -237,24 +250,28 @@ async def end(
     roots: Iterable[Identity],
     *,
     grace_s: float = GRACE,
-    device_pids: Callable[[], set[int] | Awaitable[set[int]]] = set,
+    device_pids: DevicePids = set,
+    others: Callable[[], set[str]] = set,
 ) -> set[Identity]:
     """End all processes of a slice or a lease and answer, when all are seen gone, with those there were.
 
-    It does not give up: what cannot be ended (a process stuck in the driver) keeps its slice.
+    It does not give up: what cannot be ended (a process stuck in the driver) keeps its slice. A driver that
+    does not say what it lists keeps it for `STALE` seconds.
 
     Args:
         marks: Their marks.
         roots: Processes that are known to belong to it.
         grace_s: Seconds from SIGTERM to SIGKILL.
-        device_pids: Answers with the PIDs that the driver lists on the slice's device; none of these may be.
+        device_pids: Answers with the PIDs that the driver lists on the slice's device, None where it does
+            not say; none of these may be.
+        others: Answers with the marks of what else there is here (`find`).
     """
     wanted, known = tuple(marks), set(roots)
     asked: set[Identity] = set()
     gone_at = time.monotonic()
     deadline, pause = gone_at + grace_s, _SOON
     while True:
-        alive = find(wanted, known, await asyncio.to_thread(look))
+        alive = find(wanted, known, await asyncio.to_thread(look), others())
         # What was a member once stays one, even when its parent has gone and taken the trace along.
         known |= alive
         number = signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL
@@ -306,16 +323,16 @@ async def wait_gone(process: Identity) -> None:
         os.close(handle)
 
 
-async def _listed(
-    known: set[Identity], device_pids: Callable[[], set[int] | Awaitable[set[int]]], *, patient: bool
-) -> bool:
+async def _listed(known: set[Identity], device_pids: DevicePids, *, patient: bool) -> bool:
     """Whether the driver lists one of these processes still, or, for a patient one, any that does not exist.
 
     That may be a worker that has ended before anybody looked. It may also be a process of another PID
-    namespace.
+    namespace. For a patient one a driver that does not say lists them all.
     """
     answer = device_pids()
     listed = await answer if inspect.isawaitable(answer) else answer
+    if listed is None:
+        return patient
     if listed & {pid for pid, _ in known}:
         return True
     return patient and any(not started_at(pid) for pid in listed)

@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import signal
+import time
 from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.node import attach, guard
@@ -23,9 +24,9 @@ from jupyter_gpupool.node.lease_specs import launch_order, wishes
 from jupyter_gpupool.node.lease_table import RUNNING, STARTING, Entry, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
-    DevicePids = Callable[[str], set[int] | Awaitable[set[int]]]
+    DevicePids = Callable[[str], set[int] | Awaitable[set[int] | None] | None]
     Hear = Callable[[Entry, dict[str, Any]], Awaitable[dict[str, Any] | None]]
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,10 @@ logger = logging.getLogger(__name__)
 _WORD = 0.05
 #: Seconds between two looks at whether somebody has stopped one, and how many in a row must find it so.
 _LOOK, _TIMES = 2.0, 3
+#: Seconds until a driver that has not said what it lists is asked again.
+_ASK = 0.5
+#: The mark of a process that waits to become a lease's (`lease.process` writes it).
+SPARE = "spare"
 
 
 class Processes:
@@ -43,7 +48,7 @@ class Processes:
         table: Which there are.
         hear: Called with what one of them says; what it answers is sent back.
         failed: Called with one that has ended without having been told to, and why.
-        device_pids: Answers with the PIDs that the driver lists on a device.
+        device_pids: Answers with the PIDs that the driver lists on a device; None where it does not say.
         switches: Whether they run as the leases' owners.
         environ: Variables for all of them.
         grace_s: Seconds that they have to end before they are killed.
@@ -157,35 +162,65 @@ class Processes:
                 logger.warning("process %d was stopped for %.0f s; it is killed", each[0], _TIMES * _LOOK)
                 guard.send(each, signal.SIGKILL)
 
-    async def end(self, entry: Entry, why: str = "") -> None:
+    async def end(self, entry: Entry, why: str = "") -> bool:
         """End an entry's process and all that it has started, and return when all have been seen gone.
 
         Args:
             entry: Which.
             why: What a lease's clients are told.
+
+        Returns:
+            Whether the driver, too, has said so. One that does not answer is waited for, and not for ever.
         """
         marks = [self._table.mark(entry.key)]
         # Before they are told: one that has gone at once may stay in the driver's list for a while.
         processes = await asyncio.to_thread(guard.look)
-        there = guard.find(marks, entry.roots, processes)
+        there = guard.find(marks, entry.roots, processes, self._marks())
         self.send(entry.key, {"order": "end" if entry.is_scheduler else "stop", "why": why})
-        device = entry.slice.get("device", "")
-        if entry.attached:
-            there |= attach.using(entry, await self._pids_on(device), processes)
-        await guard.end(
-            marks,
-            entry.roots | there,
-            grace_s=self._grace_s,
-            device_pids=(lambda: self._device_pids(device)) if device else set,
+        said = await asyncio.gather(
+            self._end_all(entry, marks, entry.roots | there), self._end_attached(entry)
         )
         if entry.key in self._sockets:
             await self._sockets.pop(entry.key).close()
         self._table.socket(entry.key).unlink(missing_ok=True)
         self._codes.pop(entry.pid, None)
+        return all(said)
 
-    async def _pids_on(self, device: str) -> set[int]:
+    async def _end_all(self, entry: Entry, marks: Iterable[str], there: set[guard.Identity]) -> bool:
+        """End processes, and return whether the driver has said at last that it lists none of them."""
+        device, last = entry.slice.get("device", ""), [True]
+
+        async def listed() -> set[int] | None:
+            found = await self._pids_on(device)
+            last[0] = found is not None
+            return found
+
+        await guard.end(
+            marks,
+            there,
+            grace_s=self._grace_s,
+            device_pids=listed if device else set,
+            others=self._marks,
+        )
+        return last[0]
+
+    async def _end_attached(self, entry: Entry) -> bool:
+        """End its owner's own processes that use the device: all, where the driver does not say in time."""
+        if not entry.attached:
+            return True
+        device, until = entry.slice.get("device", ""), time.monotonic() + guard.STALE
+        while (pids := await self._pids_on(device)) is None and time.monotonic() < until:  # noqa: ASYNC110
+            await asyncio.sleep(_ASK)
+        using = attach.using(entry, pids, await asyncio.to_thread(guard.look), self._marks())
+        return await self._end_all(entry, (), using) if using else True
+
+    async def _pids_on(self, device: str) -> set[int] | None:
         found = self._device_pids(device)
         return await found if inspect.isawaitable(found) else found
+
+    def _marks(self) -> set[str]:
+        """Return the marks of all that there is here."""
+        return {self._table.mark(key) for key in self._table.entries}
 
     async def end_strangers(self, processes: dict[int, guard.Process]) -> None:
         """End what carries a mark of this agent's and is in no entry.
@@ -193,11 +228,11 @@ class Processes:
         Args:
             processes: All there are, as `guard.look` answers.
         """
-        known = {self._table.mark(key) for key in self._table.entries}
+        known = self._marks()
         strangers = [mark for mark in guard.marked(self._table.mark(""), processes) if mark not in known]
         if strangers:
             logger.warning("processes of %d lost entries are ended", len(strangers))
-            await guard.end(strangers, (), grace_s=self._grace_s)
+            await guard.end(strangers, (), grace_s=self._grace_s, others=self._marks)
 
     def find(self, entry: Entry, processes: dict[int, guard.Process]) -> bool:
         """Whether an entry's process lives; one that was forked just before its agent died has its mark.
@@ -230,12 +265,12 @@ class Processes:
         for entry in list(self._table.entries.values()):
             with contextlib.suppress(LaunchError):
                 cut(self._table.log(entry), self._uid(entry))
-        left = guard.orphans(
-            self._launchers.forkservers(), await asyncio.to_thread(guard.look), guard.ticks()
-        )
+        there = await asyncio.to_thread(guard.look)
+        theirs = {*self._marks(), SPARE}
+        left = guard.orphans(self._launchers.forkservers(), there, guard.ticks(), theirs)
         if left:
             logger.warning("%d processes that dead workers left behind are ended", len(left))
-            await guard.end((), left, grace_s=self._grace_s)
+            await guard.end((), left, grace_s=self._grace_s, others=self._marks)
         await self._launchers.end_unused(asyncio.get_running_loop().time())
 
     async def close(self) -> None:

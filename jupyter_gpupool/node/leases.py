@@ -45,7 +45,7 @@ _OVER = 10_000
 _WORKS = {"ready": ("address", "dashboard"), "started": ("worker", "layers")}
 
 Report = Callable[[dict[str, Any]], None]
-DevicePids = Callable[[str], "set[int] | Awaitable[set[int]]"]
+DevicePids = Callable[[str], "set[int] | Awaitable[set[int] | None] | None"]
 
 
 def _no_pids(device: str) -> set[int]:
@@ -57,6 +57,20 @@ def _no_pids(device: str) -> set[int]:
 def _no_device(device: str) -> None:
     """Stand for a node that knows nothing of its devices."""
     del device
+
+
+def _unsure(entry: Entry) -> dict[str, Any]:
+    """Say that a slice is taken to be free although the driver does not say so."""
+    sentence = (
+        f"The processes of slice {entry.key} have ended, but the driver does not say whether its device is "
+        "free; the slice is given back all the same. Look at `nvidia-smi` on that node."
+    )
+    return {
+        "report": "finding",
+        "about": "monitor",
+        "subject": entry.slice.get("device", ""),
+        "sentence": sentence,
+    }
 
 
 def _scheduler_is(address: str) -> dict[str, str]:
@@ -71,7 +85,8 @@ class Leases:
         report: Called with each report.
         interface: Address or network interface on which leases listen.
         ports: First and last port that they may take, or None: any.
-        device_pids: Answers, at once or as a coroutine, with the PIDs that the driver lists on a device now.
+        device_pids: Answers, at once or as a coroutine, with the PIDs that the driver lists on a device now;
+            None where it does not say.
         simulated_environ: Variables that put a process onto this node's simulated machine; empty: real GPUs.
         switches_users: Whether processes run as the lease's owner; otherwise all run as the agent does.
         scratch: Where the leases' own folders stand; default: where temporary files do.
@@ -252,8 +267,9 @@ class Leases:
         Args:
             pid: Its PID.
         """
-        agent, _, key = guard.mark_of(pid).partition(":")
-        return key if agent == self._table.agent else attach.owner_of(self._table.entries.values(), pid)
+        mine = self._table.mark("")
+        key = guard.mark_of(pid, mine).removeprefix(mine)
+        return key or attach.owner_of(self._table.entries.values(), pid)
 
     def attach(self, order: dict[str, Any]) -> dict[str, Any]:
         """Let a process of a lease's owner use the lease's devices here, and answer with what it needs.
@@ -500,7 +516,8 @@ class Leases:
 
     async def _end(self, entry: Entry, why: str = "") -> None:
         """End all processes of a slice or of a scheduler, and say so when they have been seen gone."""
-        await self._processes.end(entry, why)
+        if not await self._processes.end(entry, why):
+            self._report(_unsure(entry))
         said = self._processes.tail(entry)
         try:
             kept = [{"name": entry.name, "text": said}]
