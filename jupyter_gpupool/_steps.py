@@ -242,8 +242,14 @@ def logs(lease: str) -> Steps[dict[str, str]]:
 
 def leases(*, everybody: bool, ended: bool) -> Steps[list[LeaseData]]:
     """Read one's own leases, or everybody's as far as one may see them; with `ended` those that are over."""
-    answer = yield get("/v1/leases", "leases", **({"all": "true"} if everybody else {}))
-    return [each for each in answer["leases"] if ended or each["state"] != LeaseState.ENDED]
+    asked = {"all": "true"} if everybody else {}
+    found: dict[str, LeaseData] = {}
+    while True:  # a page at a time, the newest first: who has many that are over may have old ones that live
+        answer = yield get("/v1/leases", "leases", **asked)
+        found |= {each["id"]: each for each in answer["leases"]}
+        if not answer["next"]:
+            return [each for each in found.values() if ended or each["state"] != LeaseState.ENDED]
+        asked["after"] = answer["next"]
 
 
 def lease_named(name: str) -> Steps[LeaseData]:

@@ -25,7 +25,7 @@ from jupyter_gpupool.core.model import Device, Instance, NvmlEvent, Reading, Ver
 from jupyter_gpupool.driver import simulated
 from jupyter_gpupool.line import Line, read_line, write_line
 from jupyter_gpupool.node import guard, host, locks
-from jupyter_gpupool.node.agent import listed_in
+from jupyter_gpupool.node.agent import Agent, Settings, listed_in
 from jupyter_gpupool.node.connection import Connection
 from jupyter_gpupool.node.fitness import Fitness, now_ms
 from jupyter_gpupool.node.instances import Instances
@@ -382,6 +382,23 @@ async def test_a_disk_that_is_full_for_a_while_costs_an_agent_its_connection_for
 )
 def test_what_the_driver_says_of_a_device_s_processes(readings, listed):
     assert listed_in(readings, "g") == listed
+
+
+@pytest.fixture
+def agent(tmp_path):
+    """An agent that is not run: what it would say is in its outbox."""
+    member = Membership(name="node-1", url="", comm="", ca="", cert="", key="")
+    agent = Agent(tmp_path, member, Settings(simulated={"GPUPOOL_SIMULATED": str(tmp_path)}))
+    yield agent
+    agent._leases._table.remove_run()
+    agent._leases._table.close()
+
+
+def test_how_long_a_lease_has_been_idle_is_not_kept_for_a_controller_that_is_away(agent):
+    agent._on_report({"report": "lease_idle", "lease": "L", "since": 0})
+    assert len(agent._connection.outbox) == 0
+    agent._on_report({"report": "lease_busy", "lease": "L"})
+    assert len(agent._connection.outbox) == 1
 
 
 class Ordering(SchedulerPlugin):

@@ -160,6 +160,15 @@ def test_a_lease_is_idle_from_when_neither_its_scheduler_nor_its_gpu_worked():
     assert list(idleness.changes(_lease_on("g", idle_since=20), {"g": calm}, 70)) == [back]
 
 
+@pytest.mark.parametrize("claims", [(10, 30), (30, 10)], ids=["said again", "the first came late"])
+def test_of_two_claims_of_idleness_the_earlier_counts(claims):
+    idleness = Idleness()
+    for since in claims:
+        idleness.claim("L1", since)
+    [event] = idleness.changes(_lease_on("g"), {}, 50)
+    assert event.since == 10
+
+
 def test_a_lease_that_goes_on_after_a_suspension_has_been_idle_since_then_at_the_earliest():
     idleness = Idleness()
     idleness.claim("L1", 10)

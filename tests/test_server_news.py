@@ -11,7 +11,9 @@ import pytest
 from jsonschema import Draft202012Validator
 from yaml import safe_load
 
+from jupyter_gpupool import AsyncPool
 from jupyter_gpupool._http import Call, PoolError, Trouble
+from jupyter_gpupool.controller import routes_leases
 from jupyter_gpupool.controller.routes import serve
 from jupyter_gpupool.core.model import Notice
 from jupyter_gpupool.server import app
@@ -215,6 +217,23 @@ async def test_one_hears_of_ones_own_leases_and_of_no_others(tmp_path):
         await kit.call("ann", "DELETE", f"/v1/leases/{lease}")
         await ann.until(lambda: (lease, "ended") in ann.leases())
         assert (ben.leases(), ben.notices()) == ([], [])
+
+
+async def test_a_lease_that_lives_is_found_behind_however_many_newer_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr(routes_leases, "PAGE", 2)
+    async with running(tmp_path) as kit:
+        for number in range(5):
+            await _submit(kit, f"L{number}")
+        ca = tmp_path / "ca.pem"
+        ca.write_text(kit.controller.authority.ca_pem)
+        async with (
+            server(kit) as mine,
+            AsyncPool(kit.api.url, kit.tokens["ann"], str(ca)) as pool,
+        ):
+            await mine.listening()
+            assert set(mine.pool.news._leases) == {f"L{number}" for number in range(5)}
+            assert sorted(each.id for each in await pool.leases()) == [f"L{number}" for number in range(5)]
+            assert (await pool.lease("L0")).id == "L0"
 
 
 async def test_after_a_gap_each_notice_comes_once_and_in_order(tmp_path):

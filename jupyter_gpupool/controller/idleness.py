@@ -30,8 +30,11 @@ class Idleness:
     _used: dict[str, int] = field(default_factory=dict)
 
     def claim(self, lease: str, since: int) -> None:
-        """A lease's scheduler says that it has done nothing since then."""
-        self._claims.setdefault(lease, since)
+        """A lease's scheduler says that it has done nothing since then.
+
+        It says so again and again, and never sooner than it is so: of two claims the earlier is true.
+        """
+        self._claims[lease] = min(since, self._claims.get(lease, since))
 
     def remember(self, leases: Iterable[Lease]) -> None:
         """The controller has started anew: what was idle still is, unless its scheduler says otherwise."""

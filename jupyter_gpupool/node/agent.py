@@ -304,7 +304,10 @@ class Agent:
             self._do(self._leases.obey({**report, "order": "verdict"}))
         if kind == "lease_idle":
             # `since` is by this machine's monotonic clock, which its processes share and nobody can set
-            report = {**report, "idle_for": max(0, time.monotonic_ns() // 1_000_000 - report["since"])}
+            idle_for = max(0, time.monotonic_ns() // 1_000_000 - report["since"])
+            # how long is true now only, and it is said again and again: nothing to be kept
+            self._connection.outbox.tell({**report, "idle_for": idle_for})
+            return
         self._connection.outbox.put(report)
 
     async def _answer_suspicion(self, report: Message) -> None:

@@ -108,11 +108,17 @@ class News:
 
     async def _read_leases(self) -> dict[str, dict[str, Any]]:
         """Read one's leases; return those that were known before."""
-        call = Call(method="GET", path="/v1/leases", expects="leases", repeatable=False)
-        answer = await self._link.send(call)
-        before = self._leases
-        keys = ("version", "state", "name")
-        self._leases = {each["id"]: {key: each[key] for key in keys} for each in answer["leases"]}
+        before, keys = self._leases, ("version", "state", "name")
+        found: dict[str, dict[str, Any]] = {}
+        asked: dict[str, str] = {}
+        while True:
+            call = Call(method="GET", path="/v1/leases", params=asked, expects="leases", repeatable=False)
+            answer = await self._link.send(call)
+            found |= {each["id"]: {key: each[key] for key in keys} for each in answer["leases"]}
+            if not answer["next"]:
+                break
+            asked = {"after": answer["next"]}
+        self._leases = found
         return before
 
     async def _tell_leases(self) -> None:
