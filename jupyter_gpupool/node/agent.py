@@ -18,7 +18,6 @@ import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from jupyter_gpupool.core.history import BROKEN, UNFOUND
 from jupyter_gpupool.core.model import Node, encode
 from jupyter_gpupool.node import host
 from jupyter_gpupool.node.connection import Connection
@@ -42,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two readings of the devices, and between two tries to lock those that another pool has.
 INTERVAL, LOCK_AGAIN = 15.0, 30.0
+#: Errors with which a device is granted to nobody, and runs nothing that could be listed.
+OUT = ("GPU_IS_LOST", "RESET_REQUIRED", "GPU_NOT_FOUND", "NOT_FOUND")
 #: Seconds for the last reports when the agent is told to leave.
 LAST_WORDS = 3.0
 
@@ -434,7 +435,7 @@ def listed_in(readings: list[Reading], device: str) -> set[int] | None:
         device: UUID. One that is lost or not there any more lists nothing, and is granted to nobody.
     """
     for reading in readings:
-        if reading.device == device and reading.error.removeprefix("NVML_ERROR_") in ("", *BROKEN, *UNFOUND):
+        if reading.device == device and reading.error in ("", *OUT):
             return {pid for pid, _ in reading.processes}
     return None
 
