@@ -10,7 +10,7 @@ import math
 
 import pytest
 
-from jupyter_gpupool.core import explain
+from jupyter_gpupool.core import explain, submit
 from jupyter_gpupool.core.ledger import KEEP_HOURS
 from jupyter_gpupool.core.model import (
     ANY,
@@ -46,6 +46,7 @@ from jupyter_gpupool.core.model import (
     UserShare,
 )
 from jupyter_gpupool.core.pool import Pool
+from jupyter_gpupool.core.reserve import Book
 from tests.pool_helpers import World, ask, kinds, node, project, refused, request, states, world
 
 MIN_RUN, GRACE = Defaults().min_run, Defaults().grace
@@ -446,6 +447,31 @@ class TestBackfill:
                 break
         assert made.state("gang") == "active"
         assert number < 40
+
+    @pytest.mark.parametrize(
+        "gang",
+        [
+            pytest.param({"count": 12}, id="beside whole devices"),
+            pytest.param({"count": 4, "same_node": True}, id="beside devices that are kept by name"),
+        ],
+    )
+    def test_who_may_pass_at_a_quick_look_is_who_has_so_much_left_over_for_so_long(self, gang):
+        made = world(project("a", 16), nodes=4, gpus=4)
+        for hours in range(8, 14):
+            ask(made, f"r{hours}", count=2, time_limit=hours * HOUR)
+        ask(made, "r4", time_limit=4 * HOUR)
+        ask(made, "gang", **gang)
+        state, book = made.pool._state, Book(made.pool._state)
+        waiting = [
+            state.waiting.shape(submit.make(state, request("x", count=count, time_limit=hours * HOUR)))
+            for count in (1, 2, 3)
+            for hours in (1, 3, 5, 9, 20)
+        ]
+        head = state.leases["gang"]
+        book.block(head, state.waiting.shape(head))
+        left = {each for each in waiting if book.spare(each.base, each.limit) >= each.base.count}
+        assert {*book.passing(waiting)} == left
+        assert 0 < len(left) < len(waiting)
 
     def test_an_early_end_is_used_at_once(self):
         made = self.blocked()
