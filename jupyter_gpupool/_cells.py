@@ -15,6 +15,8 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
+from jupyter_gpupool._steps import security
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
 
@@ -167,22 +169,37 @@ class Way:
 async def _open(connection: dict[str, Any], part: str) -> Way:
     from distributed.comm import connect
 
-    args = _security(connection).get_connection_args("client")
+    args = security(connection).get_connection_args("client")
     try:
         scheduler = await connect(connection["address"], timeout=REACH, **args)
     except OSError as error:
         raise Unreachable(f"the scheduler of the lease does not answer ({error})") from error
+    comm = scheduler
     try:
-        host = await _find(scheduler, part)
-        comm, direct = await _nearest(scheduler, host, part, args)
+        comm, direct = await _reach(scheduler, part, args)
         async with asyncio.timeout(START):
             hello = await comm.read()
-    except (OSError, TimeoutError) as error:
+    except BaseException as error:
         scheduler.abort()
-        raise Unreachable(f"slice {part} does not answer ({error or 'no word in time'})") from error
+        comm.abort()
+        if isinstance(error, OSError):  # a time-out is one
+            raise Unreachable(f"slice {part} does not answer ({error or 'no word in time'})") from error
+        raise
     if comm is not scheduler:
         scheduler.abort()
     return Way(comm, hello, direct)
+
+
+async def _reach(scheduler: Any, part: str, args: Message) -> tuple[Any, bool]:
+    """Find a slice's host and call it."""
+    try:
+        async with asyncio.timeout(REACH):
+            return await _nearest(scheduler, await _find(scheduler, part), part, args)
+    except TimeoutError:
+        raise Unreachable(
+            f"the scheduler of the lease has not said within {REACH:g} s where slice {part} is: code that "
+            "runs on it (`run_on_scheduler`) may hold it up"
+        ) from None
 
 
 async def _nearest(scheduler: Any, host: str, part: str, args: Message) -> tuple[Any, bool]:
@@ -210,14 +227,3 @@ async def _find(scheduler: Any, part: str) -> str:
         if loop.time() > end:
             raise Unreachable(f"slice {part} has no worker now")
         await asyncio.sleep(0.1)
-
-
-def _security(connection: dict[str, Any]) -> Any:
-    from distributed import Security
-
-    return Security(
-        tls_ca_file=connection["ca"],
-        tls_client_cert=connection["cert"],
-        tls_client_key=connection["key"],
-        require_encryption=True,
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import stat
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from distributed.comm import listen
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
@@ -19,8 +21,10 @@ from traitlets.config import Config
 from jupyter_gpupool import PoolError, _cells, checkpoint, embedded
 from jupyter_gpupool._cells import Places, Way
 from jupyter_gpupool.cells import NamespaceLost
+from jupyter_gpupool.lease import settings
 from jupyter_gpupool.lease.shell_line import pack, unpack
 from tests.conftest import wait_until
+from tests.leasing import credentials
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +173,37 @@ def test_an_interrupt_stops_the_cell_and_nothing_else(cell, here, code):
     assert isinstance(shown.error, KeyboardInterrupt)
     assert time.monotonic() - began < 20
     assert "True" in cell("kept == 1 and pid == os.getpid()").stdout
+
+
+def test_an_interrupt_that_comes_before_the_cell_runs_stops_it_and_no_namespace(cell, here):
+    cell("kept = 1")
+    pid = int(cell("import os; print(os.getpid())").stdout)
+    way = Way.open(here._pool.carry_out(_connection(here)), here.slices[0].id)
+    os.kill(pid, signal.SIGSTOP)  # a moment between the order and the cell, as long as it takes
+    try:
+        way.send({"do": "run", "code": "import time\ntime.sleep(60)", "send": [], "fetch": [], "out": ""})
+        assert way.inbox.get(timeout=20)[1]["say"] == "begins"
+        way.send({"do": "interrupt"})
+        time.sleep(0.3)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    said = [way.inbox.get(timeout=20)[1] for _ in range(2)]
+    way.close()
+    assert (said[0]["name"], said[1]["say"]) == ("KeyboardInterrupt", "done")
+    assert "(1, True)" in cell(f"kept, os.getpid() == {pid}").stdout
+
+
+@pytest.mark.asyncio
+async def test_a_scheduler_that_takes_a_call_and_says_nothing_is_not_waited_for_without_end(monkeypatch):
+    async def silent(_):
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(_cells, "REACH", 0.5)
+    said = credentials()
+    options = settings.security(said).get_listen_args("scheduler")
+    async with listen("tls://127.0.0.1:0", silent, **options) as listener:
+        with pytest.raises(_cells.Unreachable, match=r"has not said within 0\.5 s where slice a/0 is"):
+            await _cells._open({**said, "address": listener.contact_address}, "a/0")
 
 
 def test_a_cell_may_deal_with_an_interrupt_itself(cell, here):

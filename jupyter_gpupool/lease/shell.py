@@ -115,6 +115,7 @@ class _Cells:
         try:
             try:
                 self._running = True
+                self._line.say({"say": "running"})  # from here on an interrupt reaches the cell
                 error = self._steps(order)
             finally:
                 self._running = False

@@ -120,6 +120,11 @@ class CellServer:
         cell = self._cell
         if cell is None:
             return  # a process that a cell has left running goes on talking
+        if message["say"] == "running":
+            cell.running = True
+            if cell.interrupted:
+                self._signal(cell)
+            return
         if message["say"] == "interrupted":
             cell.noticed.set()
             return
@@ -150,16 +155,21 @@ class CellServer:
             cell.over.set()
 
     def interrupt(self, visit: _Visit) -> bool:
-        """Interrupt a notebook's cell if that is what runs."""
+        """Interrupt a notebook's cell if that is what runs, or as soon as it does."""
         cell = self._cell
         if cell is None or cell.visit is not visit:
             return False
+        cell.interrupted = True
+        if cell.running:
+            self._signal(cell)
+        return True
+
+    def _signal(self, cell: _Cell) -> None:
         cell.noticed.clear()
         cell.shell.signal(signal.SIGINT)
         task = asyncio.create_task(_insist(cell))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
-        return True
 
     async def pass_on(self, visit: _Visit, message: Message) -> None:
         """Send the running cell what it waits for."""
@@ -177,6 +187,10 @@ class _Cell:
     #: It has ended; Python has noticed an interrupt.
     over: asyncio.Event = field(default_factory=asyncio.Event)
     noticed: asyncio.Event = field(default_factory=asyncio.Event)
+    #: The shell has begun with it: a signal before that would hit none, or the one before.
+    running: bool = False
+    #: It was to be interrupted, perhaps before it ran.
+    interrupted: bool = False
     #: Why the shell cannot be used after it.
     spoilt: str = ""
 
