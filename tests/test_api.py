@@ -281,6 +281,45 @@ async def test_a_long_poll_tells_of_a_better_place_in_the_queue(tmp_path):
         assert (await asyncio.wait_for(poll, 25)).data["place"] == 1
 
 
+def _share(kit, _lease):
+    return kit.call("ann", "PATCH", f"/v1/leases/{_lease['id']}", {"share": ["ben"]})
+
+
+async def _limit(kit, lease):
+    [part] = lease["slices"]
+    layers = {"rmm": "on"}
+    kit.controller.hearing.overuse.take_layers(part["node"], {"slice": part["id"], "layers": layers})
+
+
+async def _overuse(kit, lease):
+    [part] = lease["slices"]
+    report = {"report": "over_share", "slice": part["id"], "step": "warned", "used": 2, "share": 1}
+    kit.controller.hearing.overuse.take_over(part["node"], report)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        pytest.param(_share, "shared_with", id="with whom it is shared"),
+        pytest.param(_limit, "slices", id="its limits"),
+        pytest.param(_overuse, "notes", id="a note"),
+    ],
+)
+@pytest.mark.asyncio
+async def test_a_long_poll_tells_also_of_what_is_none_of_the_pool_s(tmp_path, change, field):
+    async with running(tmp_path) as kit:
+        lease = await kit.ask(gpus=1)
+        path = f"/v1/leases/{lease['id']}"
+        lease = (await kit.call("ann", "GET", path)).data
+        poll = asyncio.ensure_future(kit.call("ann", "GET", f"{path}?wait=30&version={lease['version']}"))
+        await asyncio.sleep(0.1)
+        assert not poll.done()
+        await change(kit, lease)
+        answer = (await asyncio.wait_for(poll, 15)).data
+        assert answer[field] != lease[field]
+        assert answer["version"] != lease["version"]
+
+
 @pytest.mark.asyncio
 async def test_a_caller_who_goes_away_is_not_worked_for(tmp_path):
     async with running(tmp_path) as kit:

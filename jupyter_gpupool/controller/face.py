@@ -48,6 +48,9 @@ class ControllerFace(Protocol):
             StoreError: It could not be journaled; nothing has changed.
         """
 
+    def wake(self) -> None:
+        """Let everybody look who waits for a change."""
+
     async def changed(self, timeout_s: float) -> None:
         """Return when anything changes, or when the time is over."""
 

@@ -63,14 +63,14 @@ def lease(face: ControllerFace, record: Lease, *, explained: bool = True) -> dic
     why = face.pool.explain(record.id, clock.now()) if waits and explained else None
     reasons = refusals(why.reasons) if why else []
     slices = [_slice(face, each) for each in record.slices.values()]
-    shared = list(face.store.shared_with(record.id))
+    shared, notes = list(face.store.shared_with(record.id)), face.store.notes(record.id)
     return {
         "id": record.id,
         "name": request.name,
         "user": request.user,
         "project": request.project,
         "state": record.state.value,
-        "version": lease_version(record, why, shared, [each["limits"] for each in slices]),
+        "version": lease_version(record, why, beside(face, record)),
         "why": record.why or (reasons[0]["sentence"] if reasons else ""),
         "requested": requested(request),
         "gpus": held(record) / WHOLE,
@@ -97,7 +97,7 @@ def lease(face: ControllerFace, record: Lease, *, explained: bool = True) -> dic
         "idle_timeout": (request.idle_timeout or face.pool.defaults.idle_timeout) / 1000,
         "simulated": _simulated(face.pool, record),
         "shared_with": shared,
-        "notes": face.store.notes(record.id),
+        "notes": notes,
     }
 
 
@@ -113,14 +113,23 @@ def _holds(record: Lease) -> dict[str, Any]:
     return {"parts": parts, "count": record.holds_count, "size": record.holds_size}
 
 
-def lease_version(record: Lease, why: Explanation | None, shared: list[str], limits: list[Any]) -> int:
+def beside(face: ControllerFace, record: Lease) -> str:
+    """Return what is said of a lease and is none of the pool's: with whom it is shared, limits, notes."""
+    limits = [dict(face.layers(each)) for each in record.slices]
+    return repr((face.store.shared_with(record.id), limits, face.store.notes(record.id)))
+
+
+def lease_version(record: Lease, why: Explanation | None, told: str) -> int:
     """Return a number that differs whenever what is said of a lease differs.
 
-    A waiting lease's place and reasons change with what others do, so they are in it; and so are with whom it
-    is shared and its slices' limits, which are none of the pool's.
+    A waiting lease's place and reasons change with what others do, so they are in it.
+
+    Args:
+        record: The lease.
+        why: Why it waits.
+        told: As `beside` answers.
     """
-    told = repr((why.place, why.expected_start, why.reasons)) if why else repr(limits) if any(limits) else ""
-    told += repr(shared) if shared else ""
+    told += repr((why.place, why.expected_start, why.reasons)) if why else ""
     return (record.version << 20) | (zlib.crc32(told.encode()) & 0xFFFFF)
 
 

@@ -82,6 +82,8 @@ class Records:
         self._db = database
         #: User -> the leases that are shared with them; None: to be read anew.
         self._shared: dict[str, frozenset[str]] | None = None
+        #: Grows whenever notices are kept, or another may use a lease.
+        self.revision = 0
         self._wall = wall or time.time
         #: By person: the number of the last notice for them that has been kept since the file was opened.
         self._told: dict[str, int] = {}
@@ -169,6 +171,7 @@ class Records:
             last = sql.execute("SELECT max(seq) FROM notices").fetchone()[0]
             sql.execute("DELETE FROM notices WHERE seq <= ?", (last - NOTICES,))
         self._told.update((row[3], last) for row in rows)
+        self.revision += 1
         return added
 
     def keep_ran(self, ran: Iterable[Ran]) -> None:
@@ -249,6 +252,7 @@ class Records:
                 "INSERT INTO shares VALUES (?, ?)", [(lease, user) for user in sorted(set(users))]
             )
         self._shared = None
+        self.revision += 1
 
     def shared_with(self, lease: str) -> tuple[str, ...]:
         """Return who, besides the owner, may reach the lease, sorted."""

@@ -221,15 +221,27 @@ async def _news(call: Call, record: Lease, end: float) -> None:
         record: The lease.
         end: The event loop's time at which to return in any case.
     """
-    pool, now = call.controller.pool, asyncio.get_running_loop().time
-    version, seen, look = record.version, pool.version, now() + LOOK_S
-    ident, waits = record.id, record.state in views.WAITING
+    face, now = call.controller, asyncio.get_running_loop().time
+    version, seen, look = record.version, face.pool.version, now() + LOOK_S
+    ident, waits, told = record.id, record.state in views.WAITING, lease_views.beside(face, record)
+    revisions = face.layers_revision, face.store.revision
 
     def changed() -> bool:
-        found = call.controller.pool.leases.get(ident)
-        return found is None or found.version != version
+        found = face.pool.leases.get(ident)
+        return found is None or found.version != version or otherwise(found)
 
-    await call.waiters.until(lambda: changed() or (waits and call.controller.pool.version != seen), end)
+    def otherwise(found: Lease) -> bool:
+        """Whether what is none of the pool's has changed; it is read only if it may have."""
+        nonlocal revisions
+        latest = face.layers_revision, face.store.revision
+        if latest == revisions:
+            return False
+        if lease_views.beside(face, found) != told:
+            return True
+        revisions = latest
+        return False
+
+    await call.waiters.until(lambda: changed() or (waits and face.pool.version != seen), end)
     await call.waiters.until(changed, min(look, end))
 
 
@@ -357,6 +369,7 @@ def _share(call: Call, record: Lease, users: tuple[str, ...]) -> dict[str, str]:
         why = f"{', '.join(gone)} may use it no more" if gone else "its owner wants that"
         accepted(call, LeaseRekeyed(now=face.clock.now(), cause=cause(call), lease=record.id, why=why))
     face.store.share(record.id, others)
+    face.wake()
     anew = "It starts anew on new keys: connect and submit again." if restart else ""
     words = " ".join(filter(None, (anew, warning(face, record.request.name, others))))
     return {"warning": words} if words else {}
