@@ -25,6 +25,7 @@ from tornado.httpserver import HTTPServer
 from tornado.web import Application, RequestHandler
 
 from jupyter_gpupool._find import find
+from jupyter_gpupool.controller.api import Limits
 from jupyter_gpupool.controller.auth import security
 from jupyter_gpupool.controller.hub import Hub
 from jupyter_gpupool.controller.problems import Problem
@@ -416,6 +417,20 @@ async def test_root_of_a_hub_is_nobody_in_the_pool(tmp_path):
         assert (answer.status_code, answer.data["reason"]) == (403, "not_allowed")
         assert "the name of root" in answer.data["detail"]
         assert (await kit.call("anns", "GET", "/v1/pool")).status_code == 200
+
+
+@pytest.mark.parametrize("unknown", [(403, {}), (500, {})], ids=["it says no", "it does not say"])
+async def test_nobody_without_a_token_has_the_pool_ask_the_hub_without_end(tmp_path, unknown):
+    people = {"tok": (200, ANN), **{f"x{n}": unknown for n in range(9)}}
+    limits = Limits(open_rate=0.001, open_burst=4)
+    async with answering(people) as (hub, asked), running(tmp_path, limits=limits) as kit:
+        kit.api.hub = hub
+        assert (await kit.call("tok", "GET", "/v1/pool")).status_code == 200
+        codes = [(await kit.call(f"x{n}", "GET", "/v1/pool")).status_code for n in range(9)]
+        assert codes[3:] == [429] * 6
+        assert len(asked) == 4
+        await asyncio.sleep(0.3)  # what the Hub has said is not good any more
+        assert (await kit.call("tok", "GET", "/v1/pool")).status_code == 200, "who was known is asked about"
 
 
 async def test_what_is_no_token_of_the_hub_is_not_told_to_it():

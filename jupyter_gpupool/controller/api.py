@@ -48,7 +48,7 @@ class Limits:
     #: Calls a second of one person, and how many at once after a pause.
     rate: float = 100.0
     burst: float = 1000.0
-    #: The same of one address, for what needs no token and for wrong tokens.
+    #: The same of one address, for what needs no token and for tokens that are not known.
     open_rate: float = 5.0
     open_burst: float = 50.0
     #: Seconds that a connection may be idle or keep its headers or body waiting.

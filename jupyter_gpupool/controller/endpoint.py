@@ -125,11 +125,12 @@ class Endpoint(RequestHandler):
             return None
         scheme, _, token = self.request.headers.get("Authorization", "").partition(" ")
         token = token.strip() if scheme.lower() == "bearer" else ""
-        person = self.api.controller.tokens.verify(token)
-        if person is None and self.api.hub:
-            person = _no_root(await self.api.hub.verify(token))
+        person, hub = self.api.controller.tokens.verify(token), self.api.hub
+        if person is None and not (hub and hub.knows(token)):
+            _count(self.api.addresses, peer)  # first: nobody is to make the pool ask the Hub without end
+        if person is None and hub:
+            person = _no_root(await hub.verify(token))
         if person is None:
-            _count(self.api.addresses, peer)
             raise Problem(
                 Trouble.WRONG_TOKEN,
                 "The pool does not know this token." if token else "The pool answers only those it knows.",

@@ -63,6 +63,12 @@ class Hub:
             self._known[key] = (now + self._fresh_s, task)
         return await asyncio.shield(task)
 
+    def knows(self, text: str) -> bool:
+        """Return whether a token was somebody's when the Hub was last asked about it."""
+        _, task = self._known.get(hashlib.sha256(text.encode()).digest(), (0.0, None))
+        said = task is not None and task.done() and not task.cancelled() and task.exception() is None
+        return task is not None and said and task.result() is not None
+
     def _tidy(self, now: float) -> None:
         if len(self._known) >= KEPT:
             self._known = {key: known for key, known in self._known.items() if known[0] > now}
