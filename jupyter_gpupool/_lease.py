@@ -386,8 +386,8 @@ class AsyncLease(_Lease):
         patience = steps.patience(wait or None, "wait")
         await self._close_clients()
         await self._pool.carry_out(steps.release(self.id))
-        if patience:
-            self.data = await self._pool.carry_out(steps.ended(self.data, patience))
+        left = steps.ended(self.data, patience) if patience else steps.changed(self.data, 0.0)
+        self.data = await self._pool.carry_out(left)
 
     async def extend(self, by: str | float = "1h") -> Self:
         """Ask for more time, on top of the present limit. See `Lease.extend`."""

@@ -100,7 +100,7 @@ class Watch:
             seen = set(self._seen)
         for each in seen - looks.keys():
             at = each.address
-            pool = pools.setdefault(at, AsyncPool(at.url, at.token, at.ca))
+            pool = pools.setdefault(at, AsyncPool(at.url, at.token, at.ca, source=at.source))
             looks[each] = asyncio.create_task(each.look(pool))
         for each in looks.keys() - seen:
             looks.pop(each).cancel()

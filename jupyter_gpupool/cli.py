@@ -180,12 +180,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(sentence if sentence.startswith(PROG) else f"{PROG}: {sentence}", file=sys.stderr)
         status = 1
     except KeyboardInterrupt:
-        print(f"{PROG}: interrupted; a request that was waiting is withdrawn.", file=sys.stderr)
+        print(f"{PROG}: {interrupted(sys.argv[1:] if argv is None else argv)}.", file=sys.stderr)
         status = INTERRUPTED
     except BrokenPipeError:  # `jupyter gpupool logs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     sys.exit(status)
+
+
+def interrupted(argv: Sequence[str]) -> str:
+    """Say what became of a command that was interrupted.
+
+    >>> interrupted(["logs", "request"]), interrupted(["request", "--gpus", "1"])
+    ('interrupted', 'interrupted; a request that was waiting is withdrawn')
+    """
+    asks = next((each for each in argv if not each.startswith("-")), "") == "request"
+    return "interrupted" + ("; a request that was waiting is withdrawn" if asks else "")
 
 
 def run(argv: Sequence[str] | None = None) -> None:

@@ -32,6 +32,7 @@ from jupyter_gpupool.node.instances import Instances
 from jupyter_gpupool.node.locks import DeviceLocks
 from jupyter_gpupool.node.membership import FILE, JoinError, Membership, join, load
 from jupyter_gpupool.node.outside import OutsideWatch
+from jupyter_gpupool.node.reader import Finding
 from tests.pki import TestAuthority
 from tests.pool_processes import WAIT, PoolProcesses, wait_for
 
@@ -399,6 +400,33 @@ def test_how_long_a_lease_has_been_idle_is_not_kept_for_a_controller_that_is_awa
     assert len(agent._connection.outbox) == 0
     agent._on_report({"report": "lease_busy", "lease": "L"})
     assert len(agent._connection.outbox) == 1
+
+
+@pytest.mark.parametrize(
+    ("finding", "sentence"),
+    [
+        pytest.param(
+            Finding(device="GPU-1", seconds=40.0, sentence="readings of this device stopped 40 s ago"),
+            "node-1/gpu3: readings of this device stopped 40 s ago. That condemns no device.",
+            id="silence condemns nothing",
+        ),
+        pytest.param(
+            Finding(device="GPU-1", seconds=0.0, sentence="readings are back"),
+            "node-1/gpu3: readings are back.",
+            id="good news needs no comfort",
+        ),
+        pytest.param(
+            Finding(device="", seconds=0.0, sentence="the reader's process ended", name="READER_ENDED"),
+            "node-1: the reader's process ended. That condemns no device.",
+            id="what is the whole node's",
+        ),
+    ],
+)
+def test_what_is_the_matter_with_readings_is_said_in_people_s_names(agent, finding, sentence):
+    agent._reader.devices = (Device(uuid="GPU-1", node="node-1", index=3, model="H100", memory=1),)
+    agent._on_silence(finding)
+    [report] = agent._connection.outbox._kept.values()
+    assert report["sentence"] == sentence
 
 
 class Ordering(SchedulerPlugin):

@@ -294,6 +294,10 @@ async def test_a_join_line_gives_one_agent_its_certificate(tmp_path):
         assert joined.data["ca"] == kit.controller.authority.ca_pem
         says(await kit.call("", "POST", "/v1/agents", {**body, "name": "node-9"}), 401, "wrong_token")
         says(await kit.call("", "POST", "/v1/login", {"token": made["token"]}), 401, "wrong_token")
+        # it has not come yet, and may be a thief
+        assert (await kit.call("adm", "DELETE", "/v1/agents/node-9")).status_code == 204
+        assert not kit.controller.certificates.some("node-9")
+        says(await kit.call("adm", "DELETE", "/v1/agents/node-9"), 404, "not_found")
 
 
 @pytest.mark.asyncio

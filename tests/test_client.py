@@ -273,6 +273,7 @@ def test_everything_can_be_awaited(pool):
                 assert await client.submit(sum, [1, 2]) == 3
                 assert [each.name for each in await apool.leases()] == ["awaited"]
                 assert "scheduler" in await lease.logs()
+            assert lease.state != "active", "it knows that it was given back"
             assert client.status == "closed"
 
     asyncio.run(work())

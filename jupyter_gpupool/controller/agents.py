@@ -5,7 +5,7 @@ Rule 2: a node's reports come from the certificate of that node's agent. Two age
         take turns: the one that is there stays, the other is told why.
 Rule 3: what cannot be sent is not kept: when an agent is back, it is told what follows from the pool's state.
 
-Not its business: what a report means (`reports`), and what is to be ordered (`plugin`, `rejoin`).
+Not its business: what a report means (`reports`), and what is to be ordered (`machine`).
 """
 
 from __future__ import annotations

@@ -40,6 +40,10 @@ class Certificates:
         serial = f"{x509.load_pem_x509_certificate(pem.encode()).serial_number:x}"
         self._keep(node, [*self._good.get(node, ()), serial][-KEPT:])
 
+    def some(self, node: str) -> bool:
+        """Return whether a node has been given a certificate that is good, be it that it never came."""
+        return bool(self._good.get(node))
+
     def revoke(self, node: str) -> None:
         """Make all certificates of a node worthless, from now on.
 

@@ -137,7 +137,6 @@ PROCESS: dict[str, Field] = {
 }
 #: Which field of the core's request each becomes; those not here have the same name or a rule of their own.
 _RENAMED = {"max_gpus": "max_count", "min_gpus": "min_count"}
-_OWN = ("gpus", "environment", "options")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -339,7 +339,7 @@ async def join(call: Call) -> Answer:
 async def remove(call: Call) -> Answer:
     """Make the certificates of a node's agent worthless and hang up on it; a new line lets it join anew."""
     face, node = call.controller, call.path["node"]
-    if node not in face.pool.nodes:
+    if node not in face.pool.nodes and not face.certificates.some(node):  # it may have joined only just now
         nodes = ", ".join(sorted(face.pool.nodes)) or "none yet"
         raise Problem(Trouble.NOT_FOUND, f"The pool has no node {shown(node)}.", f"Its nodes: {nodes}.")
     await face.remove(node)

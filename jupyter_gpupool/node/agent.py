@@ -248,9 +248,16 @@ class Agent:
 
     def _on_silence(self, finding: Finding) -> None:
         subject = finding.device or self._member.name
-        logger.warning("%s: %s", subject, finding.sentence)
-        sentence = f"{subject}: {finding.sentence}. That condemns no device."
+        sentence = f"{self._called(subject)}: {finding.sentence}."
+        logger.warning("%s", sentence)
+        if finding.seconds or finding.name:  # else readings are back
+            sentence += " That condemns no device."
         self._on_report({"report": "finding", "about": "monitor", "subject": subject, "sentence": sentence})
+
+    def _called(self, uuid: str) -> str:
+        """Return the name by which people know a device, or what else this is."""
+        found = (each for each in self._reader.devices if each.uuid == uuid)
+        return next((f"{each.node}/gpu{each.index}" for each in found), uuid)
 
     def _device_of(self, uuid: str) -> Device | None:
         return next((each for each in self._devices if each.uuid == uuid), None)
@@ -351,9 +358,8 @@ class Agent:
             looks = self._instances.suspects(used)
             for device in [each for each in self._devices if each.mig_managed and looks]:
                 if number := await self._instances.sweep(device.uuid, used):
-                    sentence = (
-                        f"{number} MIG instance(s) on {device.uuid} belonged to nothing and were destroyed."
-                    )
+                    where = self._called(device.uuid)
+                    sentence = f"{number} MIG instance(s) on {where} belonged to nothing and were destroyed."
                     self._on_report(
                         {"report": "finding", "about": "mig", "subject": device.uuid, "sentence": sentence}
                     )
@@ -361,7 +367,7 @@ class Agent:
     async def _destroy_instance(self, order: Message) -> None:
         device = str(order.get("device"))
         if why := await self._instances.destroy(device, order.get("instance") or {}):
-            sentence = f"A MIG instance on {device} could not be destroyed: {why}"
+            sentence = f"A MIG instance on {self._called(device)} could not be destroyed: {why}"
             self._on_report({"report": "finding", "about": "mig", "subject": device, "sentence": sentence})
 
     async def _answer_logs(self, order: Message) -> Message:
