@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
 
 import pytest
 
-from jupyter_gpupool._look import lease_said
+from jupyter_gpupool._http import Address
+from jupyter_gpupool._look import Watch, lease_said
 from tests.conftest import environment, wait_until
 from tests.kernel import Kernel
 
@@ -161,6 +163,29 @@ def test_a_kernel_that_ends_leaves_html_where_its_widgets_were(kernel, pool):
     left = kernel.heard(replaced)["content"]["data"]
     assert "Lease last: 1 GPU" in left["text/html"]
     assert VIEW not in left
+
+
+class Eye:
+    """A widget in sight that only remembers by which pool it looks."""
+
+    def __init__(self, address):
+        self.address, self.seen = address, asyncio.Event()
+
+    def wanted(self):
+        return True
+
+    async def look(self, pool):
+        self.pool = pool
+        self.seen.set()
+
+
+@pytest.mark.asyncio
+async def test_what_goes_wrong_with_a_look_names_where_the_pool_s_address_is_from():
+    eye, watch = Eye(Address(url="https://127.0.0.1:9", token="t", source="GPUPOOL_URL")), Watch()
+    watch._seen = {eye}
+    assert watch._sort({}, {})
+    await asyncio.wait_for(eye.seen.wait(), 10)
+    assert eye.pool.address.source == "GPUPOOL_URL"
 
 
 def test_a_terminal_shows_text(pool):
