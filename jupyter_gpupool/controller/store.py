@@ -24,7 +24,7 @@ from jupyter_gpupool.controller.records import Heard, Once, Records, Seen, Store
 from jupyter_gpupool.core.model import PoolEvent, RequestSubmitted, decode, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 __all__ = ["Database", "Heard", "Once", "Seen", "Store", "StoreError", "lock"]
 
@@ -214,33 +214,16 @@ class Store(Records):
         Raises:
             StoreError: It is not in the journal, and must not be carried out.
         """
-        return self._write((event,), once, heard)
-
-    def append_many(self, events: Iterable[PoolEvent]) -> int:
-        """Write several pool events in one go, all or none, and return the number of the last one.
-
-        Raises:
-            StoreError: None of them is in the journal.
-        """
-        return self._write(tuple(events))
-
-    def _write(
-        self, events: tuple[PoolEvent, ...], once: Once | None = None, heard: Heard | None = None
-    ) -> int:
-        seq, chain = self._seq, self._chain
-        rows = []
-        for event in events:
-            text = json.dumps(encode(event), separators=(",", ":"))
-            seq, chain = seq + 1, zlib.crc32(text.encode(), chain)
-            rows.append((seq, event.now, text, chain))
+        text = json.dumps(encode(event), separators=(",", ":"))
+        seq, chain = self._seq + 1, zlib.crc32(text.encode(), self._chain)
         with self._db.transaction() as sql:
-            sql.executemany("INSERT INTO journal VALUES (?, ?, ?, ?)", rows)
-            if once is not None and isinstance(events[0], RequestSubmitted):
-                self._keep_key(sql, once, events[0].request.id, events[0].now)
+            sql.execute("INSERT INTO journal VALUES (?, ?, ?, ?)", (seq, event.now, text, chain))
+            if once is not None and isinstance(event, RequestSubmitted):
+                self._keep_key(sql, once, event.request.id, event.now)
             if heard is not None:
                 self._keep_heard(sql, heard)
         self._seq, self._chain = seq, chain
-        self._now = max(self._now, *(event.now for event in events)) if events else self._now
+        self._now = max(self._now, event.now)
         return seq
 
     def restore(self) -> tuple[dict[str, Any] | None, int]:
