@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -342,14 +343,17 @@ async def test_orders_are_taken_from_the_controllers_certificate_only(tmp_path):
 
 
 @pytest.mark.asyncio
-async def test_a_disk_that_is_full_for_a_while_costs_an_agent_its_connection_for_that_while_only(tmp_path):
+@pytest.mark.parametrize("disk", ["its own", "that of temporary files"])
+async def test_a_disk_that_is_full_for_a_while_costs_an_agent_its_connection_for_that_while_only(
+    tmp_path, monkeypatch, disk
+):
     """Dask writes files for a connection; what stands in for a full disk here refuses them as well."""
     from distributed import Scheduler
 
     authority = TestAuthority()
     pair, mine = authority.pair(wire.CONTROLLER), authority.pair("gpupool agent node-1")
-    folder, connected = tmp_path / "agent", asyncio.Event()
-    folder.write_text("")
+    full, connected = tmp_path / "full", asyncio.Event()
+    full.write_text("")
     async with Scheduler(
         host="127.0.0.1",
         port=0,
@@ -359,12 +363,16 @@ async def test_a_disk_that_is_full_for_a_while_costs_an_agent_its_connection_for
     ) as scheduler:
         scheduler.stream_handlers[wire.OP] = lambda **_: None
         member = Membership(name="node-1", url="", comm=scheduler.address, **vars(mine))
+        folder = full if disk == "its own" else tmp_path
         connection = Connection(member, folder, "boot", joined=dict, connected=connected.set, obey=list)
+        if folder is tmp_path:
+            monkeypatch.setattr(tempfile, "tempdir", str(full))
         task = asyncio.create_task(connection.run())
         try:
             await asyncio.sleep(0.5)
             assert not connected.is_set()
-            folder.unlink()
+            full.unlink()
+            full.mkdir()
             await asyncio.wait_for(connected.wait(), WAIT)
         finally:
             task.cancel()
