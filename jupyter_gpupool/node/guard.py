@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 #: it).
 MARK = "GPUPOOL_MARK"
 WIDTH = 200
+#: The mark of a process that waits to become a lease's (`lease.process` writes it as well).
+SPARE = "spare"
 #: Seconds that processes have to end by themselves before they are killed. Killing a process that talks to
 #: the driver can freeze the GPU, so SIGKILL is never the first thing.
 GRACE = 5.0
@@ -189,10 +191,10 @@ def orphans(
         forkservers: Their PIDs.
         processes: All processes, as `look` answers.
         now: Clock ticks since boot.
-        marks: Those of all leases here, and of what waits to become one's.
+        marks: Those of all leases here.
     """
     parents, before = set(forkservers), now - int(UNMARKED * os.sysconf("SC_CLK_TCK"))
-    theirs = set(marks)
+    theirs = {SPARE, *marks}
     return {
         each.identity
         for each in processes.values()

@@ -37,8 +37,6 @@ _WORD = 0.05
 _LOOK, _TIMES = 2.0, 3
 #: Seconds until a driver that has not said what it lists is asked again.
 _ASK = 0.5
-#: The mark of a process that waits to become a lease's (`lease.process` writes it).
-SPARE = "spare"
 
 
 class Processes:
@@ -266,8 +264,7 @@ class Processes:
             with contextlib.suppress(LaunchError):
                 cut(self._table.log(entry), self._uid(entry))
         there = await asyncio.to_thread(guard.look)
-        theirs = {*self._marks(), SPARE}
-        left = guard.orphans(self._launchers.forkservers(), there, guard.ticks(), theirs)
+        left = guard.orphans(self._launchers.forkservers(), there, guard.ticks(), self._marks())
         if left:
             logger.warning("%d processes that dead workers left behind are ended", len(left))
             await guard.end((), left, grace_s=self._grace_s, others=self._marks)
