@@ -22,6 +22,7 @@ from jupyter_gpupool.node.lease_logs import cut, read_tail
 from jupyter_gpupool.node.lease_socket import LeaseSocket
 from jupyter_gpupool.node.lease_specs import launch_order, wishes
 from jupyter_gpupool.node.lease_table import RUNNING, STARTING, Entry, Table
+from jupyter_gpupool.node.yielding import Yielding
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -148,12 +149,15 @@ class Processes:
         """Kill for good what somebody has stopped: it does nothing for its lease and never ends by itself.
 
         A worker is its host's to look after. This is for hosts and schedulers, after which the pool starts
-        others.
+        others. Schedulers that never pause yield to everybody else meanwhile.
         """
         found: dict[guard.Identity, int] = {}
+        yielding = Yielding()
         while True:
             await asyncio.sleep(_LOOK)
-            working = (each for each in self._table.entries.values() if each.state in (STARTING, RUNNING))
+            there = self._table.entries.values()
+            working = [each for each in there if each.pid and each.state in (STARTING, RUNNING)]
+            yielding.look(each.pid for each in working if each.is_scheduler)
             now = [(each.pid, each.started) for each in working if guard.is_stopped(each.pid)]
             found = {each: found.get(each, 0) + 1 for each in now}
             for each in (each for each, times in found.items() if times >= _TIMES):
