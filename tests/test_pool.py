@@ -360,6 +360,17 @@ class TestMigration:
         assert set(lease.charges) == {"a/2"}
         assert tree.root.demand[ANY] == 250
 
+    def test_what_is_still_there_is_charged_when_its_replacement_and_that_one_s_are_lost_at_once(self):
+        world = World(node("node-1", 1), node("node-2", 2))
+        world.ask("a")
+        world.ignore = {AddSlice}
+        world.send(Cordoned, target="GPU-node-1-0", why="a new fan", drain=True)
+        world.send(Cordoned, target="GPU-node-2-0", why="a new fan", drain=True)
+        lease = world.pool.leases["a"]
+        assert [each.replaces for each in lease.slices.values()] == ["", "a/0", "a/1"]
+        world.send(NodeLost, node="node-2")
+        assert ([*lease.slices], [*lease.charges], [*lease.needs]) == (["a/0"], ["a/0"], ["a/0"])
+
     @pytest.mark.parametrize("freed", [True, False], ids=["its first is gone", "its first is still there"])
     @pytest.mark.parametrize("found", [True, False], ids=["its second is there", "its second is wanted"])
     def test_a_slice_is_replaced_once_however_many_replacements_failed(self, freed, found):

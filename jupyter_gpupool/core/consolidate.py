@@ -73,7 +73,7 @@ def _in_use_or_bar(state: State) -> list[str]:
         if not taken:
             state.cluster.bar(uuid, Reason.DEVICE_CORDONED)
             continue
-        there = slices_on(state, uuid)
+        there = [*slices_on(state, uuid)]
         movable = len(there) == len(taken) and all(_may_move(*each) for each in there)
         if movable and not state.cluster.bars_of(uuid):
             found.append((sum(each.part.milli for each in taken), uuid))

@@ -44,6 +44,8 @@ from jupyter_gpupool.core.state import (
 from jupyter_gpupool.core.xids import concerned
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from jupyter_gpupool.core.model import (
         Cordoned,
         Node,
@@ -69,12 +71,17 @@ MOVES: dict[Verdict, tuple[DrainMode, int | None]] = {
 }
 
 
-def slices_on(state: State, target: str) -> list[tuple[Lease, Slice]]:
-    """All slices on a node or device, in the order of their ids."""
+def slices_on(state: State, target: str) -> Iterator[tuple[Lease, Slice]]:
+    """All slices on a node or device, in the order of their ids, each as it is when its turn comes.
+
+    What is done about one may change another: a replacement's replacement, say, when that one has gone.
+    """
     record = state.devices.get(target)
     node = record.device.node if record else target
-    found = [state.slice_of(ident) for ident in sorted(state.on_node.get(node, {}))]
-    return [each for each in found if each and (not record or each[1].device == target)]
+    for ident in sorted(state.on_node.get(node, {})):
+        found = state.slice_of(ident)
+        if found and (not record or found[1].device == target):
+            yield found
 
 
 def tell_administrators(state: State, sentence: str) -> None:
@@ -315,7 +322,7 @@ def _restart_worker(state: State, event: VerdictChanged) -> None:
     Where leases share a device in another way, nobody can say whose process has failed. Each finds out by its
     own errors, so that the fault of one tenant restarts no other's worker.
     """
-    there = slices_on(state, event.device)
+    there = [*slices_on(state, event.device)]
     shared = any(slice_.instance is None for _, slice_ in there) and len({lease.id for lease, _ in there}) > 1
     numbers = [(each.id, each.instance.gpu_instance if each.instance else -1) for _, each in there]
     named = () if shared else concerned(_instance_of(event), numbers)
