@@ -46,6 +46,18 @@ class LeaseShell(InteractiveShell):
     displayhook_class = Type(Hook)
     display_pub_class = Type(Publisher)
     line: Line
+    #: IPython is at work on a cell and not yet at its code: where it would swallow an interrupt.
+    preparing = False
+    #: An interrupt came meanwhile.
+    interrupted = False
+
+    async def run_code(self, *arguments: Any, **options: Any) -> Any:
+        """Run a part of a cell, unless the cell was interrupted before its first."""
+        self.preparing = False
+        if self.interrupted:
+            self.interrupted = False
+            raise KeyboardInterrupt
+        return await super().run_code(*arguments, **options)
 
     def showtraceback(self, exc_tuple: Any = None, *arguments: Any, **options: Any) -> None:
         """Show an error, without what this process adds to an interrupt's traceback."""
@@ -107,7 +119,9 @@ class _Cells:
         del number, frame
         if self._running:  # else the cell has ended in the same moment
             self._line.say({"say": "interrupted"})
-            raise KeyboardInterrupt
+            if not self._shell.preparing:
+                raise KeyboardInterrupt
+            self._shell.interrupted = True
 
     def _run(self, order: Message) -> Message:
         """Run a cell; what comes of it, the error included, is said on the way."""
@@ -134,7 +148,9 @@ class _Cells:
             shell.push(self._arrived(order["send"]))
         shell.displayhook.silent = bool(order["out"])
         self._check()
+        shell.preparing, shell.interrupted = True, False
         result = shell.run_cell(order["code"], store_history=True)
+        shell.preparing = False
         self._check()
         error: BaseException | None = result.error_before_exec or result.error_in_exec
         if error is None:
