@@ -135,6 +135,8 @@ class Naive:
             "potential_rises": 0,
             "losses": 0,
         }
+        #: The last reclaim that went round in a circle, and what was given before.
+        self.circle = ""
         self.configure(TREES[0])
         for name in NODES:
             self.join(name)
@@ -356,7 +358,9 @@ class Naive:
         self.counts["reclaims"] += 1
         drops = reclaim.after < reclaim.before or (surplus and reclaim.after == reclaim.before)
         self.counts["potential_rises"] += not drops
-        self.counts["loops"] += any(self._leads(each.lease, reclaim.lease) for each in reclaim.victims)
+        if any(self._leads(each.lease, reclaim.lease) for each in reclaim.victims):
+            self.counts["loops"] += 1
+            self.circle = f"{reclaim} after {self.still}"
         self.still.setdefault(reclaim.lease, set()).update(each.lease for each in reclaim.victims)
         for each in reclaim.victims:
             times = [*self.taken.get(each.lease, ()), reclaim.now]
@@ -381,7 +385,7 @@ class Naive:
             assert reclaim.served <= reclaim.share, reclaim
         self.reclaims = []
         assert self.counts["potential_rises"] == 0
-        assert self.counts["loops"] == 0
+        assert self.counts["loops"] == 0, self.circle
         assert self.counts["losses"] <= 1
         over = self.beyond_limits()
         for key, amount in over.items():
