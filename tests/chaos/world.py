@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -238,11 +239,10 @@ class World(PoolProcesses):
         """The leases whose processes have a context on each device, as the machine shows it."""
         found: dict[str, set[str]] = {}
         for use in uses(self.machine.state):
-            with suppress(OSError):
-                environ = (psutil.Process(use.pid).environ() or {}) if psutil.pid_exists(use.pid) else {}
-                key = environ.get("GPUPOOL_MARK", "").partition(":")[2].rstrip(".")
-                if key:
-                    found.setdefault(use.on, set()).add(key.rpartition("/")[0])
+            environ = _safely(partial(_environ, use.pid)) or {}  # it may end, or be a zombie, meanwhile
+            key = environ.get("GPUPOOL_MARK", "").partition(":")[2].rstrip(".")
+            if key:
+                found.setdefault(use.on, set()).add(key.rpartition("/")[0])
         return found
 
 
@@ -250,8 +250,12 @@ def _on_machine(process: psutil.Process, simulated: Path) -> bool:
     return (_safely(process.environ) or {}).get("GPUPOOL_SIMULATED") == str(simulated)
 
 
+def _environ(pid: int) -> dict[str, str]:
+    return psutil.Process(pid).environ()
+
+
 def _safely(call: Any) -> Any:
-    with suppress(psutil.Error):
+    with suppress(psutil.Error, OSError):
         return call()
     return None
 
