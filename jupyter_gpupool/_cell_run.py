@@ -56,9 +56,7 @@ class Run:
 
     def go(self, order: Message) -> None:
         """Run it and show what it shows, until it has ended everywhere."""
-        for target in self.targets:
-            target.way.inbox = self._inbox
-            target.way.send({**order, "shell": target.way.hello["shell"]})
+        self._send(order)
         given_up = 0.0
         try:
             while self._open:
@@ -72,6 +70,18 @@ class Run:
         finally:
             for writer in self._copies.values():
                 writer.abandon()
+
+    def _send(self, order: Message) -> None:
+        try:
+            for target in self.targets:
+                target.way.inbox = self._inbox
+                target.way.send({**order, "shell": target.way.hello["shell"]})
+        except (
+            BaseException
+        ):  # interrupted: it may be on its way, and a cell whose notebook hangs up is stopped
+            for target in self.targets:
+                target.way.close()
+            raise
 
     def _take(self, given_up: float) -> None:
         try:

@@ -193,6 +193,21 @@ def test_an_interrupt_that_comes_before_the_cell_runs_stops_it_and_no_namespace(
     assert "(1, True)" in cell(f"kept, os.getpid() == {pid}").stdout
 
 
+def test_an_interrupt_while_a_cell_is_being_sent_stops_it(cell, here, monkeypatch):
+    send = Way.send
+
+    def interrupted(way, message):
+        send(way, message)
+        if message["do"] == "run" and "sleep" in message["code"]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Way, "send", interrupted)
+    assert isinstance(cell("import time; time.sleep(60)").error, KeyboardInterrupt)
+    began = time.monotonic()
+    assert cell("print('mine')").stdout == "mine\n"
+    assert time.monotonic() - began < 30
+
+
 @pytest.mark.asyncio
 async def test_a_scheduler_that_takes_a_call_and_says_nothing_is_not_waited_for_without_end(monkeypatch):
     async def silent(_):

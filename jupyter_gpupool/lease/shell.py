@@ -148,7 +148,8 @@ class _Cells:
             shell.push(self._arrived(order["send"]))
         shell.displayhook.silent = bool(order["out"])
         self._check()
-        shell.preparing, shell.interrupted = True, False
+        shell.interrupted = False
+        shell.preparing = True
         result = shell.run_cell(order["code"], store_history=True)
         shell.preparing = False
         self._check()
