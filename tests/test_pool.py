@@ -49,7 +49,8 @@ from jupyter_gpupool.core.model import (
 )
 from jupyter_gpupool.core.pool import Pool
 from tests.placing import node as mig_node
-from tests.pool_helpers import World, kinds, node
+from tests.pool_helpers import World, ask, kinds, node, states
+from tests.pool_helpers import world as pool_of
 
 
 @pytest.fixture
@@ -179,6 +180,18 @@ class TestNewKeys:
         assert kinds(world.send(LeaseRekeyed, lease="a")) == []
         world.send(LeaseFreed, lease="a")
         assert (world.state("a"), world.pool.leases["a"].keys) == ("active", 2)
+
+    def test_of_a_lease_that_gives_back_and_has_lost_its_scheduler_nothing_goes_on_with_the_old_ones(self):
+        made = pool_of(nodes=1, gpus=2, min_run=MINUTE)
+        ask(made, "a1", count=2, time_limit=DAY)
+        made.wait(MINUTE)
+        made.ignore = {DrainSlice}
+        ask(made, "b1", "b", count=1)
+        made.send(LeaseFailed, lease="a1", why="killed")
+        assert {each.state for each in made.pool.leases["a1"].slices.values()} == {SliceState.DRAINING}
+        out = made.send(LeaseRekeyed, lease="a1", why="a test")
+        assert kinds(out) == ["StopSlice"] * 2
+        assert states(made, "a1", "b1") == ["suspended", "active"]
 
     def test_a_lease_that_is_released_meanwhile_ends(self, world):
         world.ask("a")

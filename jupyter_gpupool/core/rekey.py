@@ -33,6 +33,10 @@ def on_rekeyed(state: State, event: LeaseRekeyed) -> None:
         _end_all(state, lease, why)
         lost = "What it computed and held is lost: connect and submit again."
         state.tell(lease, Notice.RESTARTED, f"{lease.request.name}: {why}. {lost}")
+    elif lease.scheduler is SchedulerState.NONE:
+        # Its scheduler was lost while it gave back: what still drains knows the old keys and serves nobody.
+        for slice_ in [each for each in lease.slices.values() if grants.created(each)]:
+            lives.stop(state, lease, slice_)
 
 
 def _end_all(state: State, lease: Lease, why: str) -> None:
