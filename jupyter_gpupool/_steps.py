@@ -167,7 +167,13 @@ def release(lease: str) -> Steps[None]:
 def patch(lease: str, change: Mapping[str, Any], **params: str) -> Steps[LeaseData]:
     """Change a lease: its time, its size, who shares it, or that it is still needed."""
     answer: LeaseData = yield Call(
-        method="PATCH", path=lease_path(lease), body=change, params=params, expects="id", repeatable=False
+        method="PATCH",
+        path=lease_path(lease),
+        body=change,
+        params=params,
+        headers={"Idempotency-Key": uuid.uuid4().hex},  # so that an extension can be said again
+        expects="id",
+        repeatable=not params,
     )
     return answer
 

@@ -150,6 +150,21 @@ async def test_leases_come_in_pages_newest_first_and_can_be_chosen_by_state(tmp_
 
 
 @pytest.mark.asyncio
+async def test_an_extension_that_is_sent_again_with_its_key_is_made_once(tmp_path):
+    key = {"Idempotency-Key": "k"}
+    async with running(tmp_path) as kit:
+        first, other = await kit.ask(time_limit="1h"), await kit.ask(time_limit="1h")
+        path = f"/v1/leases/{first['id']}"
+        says(await kit.call("ann", "PATCH", path, {"extend": "300d"}, headers=key), 400, "time_limit")
+        longer = (await kit.call("ann", "PATCH", path, {"extend": "30m"}, headers=key)).data
+        again = (await kit.call("ann", "PATCH", path, {"extend": "30m"}, headers=key)).data
+        assert again["ends_at"] == longer["ends_at"]
+        for where, by in ((path, "1h"), (f"/v1/leases/{other['id']}", "30m")):
+            says(await kit.call("ann", "PATCH", where, {"extend": by}, headers=key), 409, "key_reused")
+        assert (await kit.call("ann", "PATCH", path, {"extend": "30m"})).data["ends_at"] > longer["ends_at"]
+
+
+@pytest.mark.asyncio
 async def test_a_lease_is_extended_kept_and_shared_one_thing_at_a_time(tmp_path):
     async with running(tmp_path) as kit:
         lease = await kit.ask(gpus=1, time_limit="1h")

@@ -202,7 +202,9 @@ class Day:
         self.call(routes_leases.release, path={"lease": self.outside.confirmed[key]})
 
     def change(self, key: str, **body: Any) -> None:
-        self.call(routes_leases.change, path={"lease": self.outside.confirmed[key]}, body=body)
+        headers = {"idempotency-key": f"{key} {body}"}
+        path = {"lease": self.outside.confirmed[key]}
+        self.call(routes_leases.change, path=path, body=body, headers=headers)
 
     def health(self, target: str, **body: Any) -> None:
         self.call(routes_admin.health, path={"target": target}, body=body)

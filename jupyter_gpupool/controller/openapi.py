@@ -94,6 +94,6 @@ def _in_query(route: Route) -> list[dict[str, Any]]:
 def _in_headers(route: Route) -> list[dict[str, Any]]:
     if not route.once:
         return []
-    about = "A request sent again with the same key within a day makes no second lease."
+    about = "What is sent again with the same key within a day makes no second lease, and extends none twice."
     schema = {"type": "string", "minLength": 1, "maxLength": 200}
     return [{"name": "Idempotency-Key", "in": "header", "description": about, "schema": schema}]

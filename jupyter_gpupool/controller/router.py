@@ -139,13 +139,20 @@ def submit(call: Call, event: PoolEvent, once: Once | None = None) -> list[Refus
     return [no for each in orders if isinstance(each, RefuseRequest) for no in each.refusals]
 
 
-def accepted(call: Call, event: PoolEvent) -> None:
+def accepted(call: Call, event: PoolEvent, once: Once | None = None) -> None:
     """Hand a pool event to the controller.
+
+    Args:
+        call: What it follows from.
+        event: It.
+        once: The idempotency key that came with it; one that is refused can be used again.
 
     Raises:
         Problem: The pool refuses it.
         StoreError: It could not be journaled; nothing has changed.
     """
-    refusals = submit(call, event)
+    refusals = submit(call, event, once)
     if refusals:
+        if once:
+            call.controller.store.forget_key(once.user, once.key)
         raise Problem.refused(refusals)

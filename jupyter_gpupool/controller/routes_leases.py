@@ -16,7 +16,7 @@ from jupyter_gpupool.controller.acquaintances import warning
 from jupyter_gpupool.controller.fields import Field
 from jupyter_gpupool.controller.parse import PROCESS, Asker, parse_change, parse_request, read_fields
 from jupyter_gpupool.controller.problems import Problem, Trouble, unknown_lease
-from jupyter_gpupool.controller.router import Answer, Call, Route, accepted, cause, submit
+from jupyter_gpupool.controller.router import Answer, Call, Route, accepted, cause
 from jupyter_gpupool.controller.routes_admin import resolve
 from jupyter_gpupool.controller.store import Once
 from jupyter_gpupool.core.model import (
@@ -63,11 +63,7 @@ async def request(call: Call) -> Answer:
     wanted = _parsed(call)
     if dry:
         return Answer(_trial(face, wanted))
-    refusals = submit(call, RequestSubmitted(now=wanted.arrived, cause=cause(call), request=wanted), once)
-    if refusals:
-        if once:
-            face.store.forget_key(once.user, once.key)
-        raise Problem.refused(refusals)
+    accepted(call, RequestSubmitted(now=wanted.arrived, cause=cause(call), request=wanted), once)
     return _made(face, face.pool.leases[wanted.id])
 
 
@@ -94,6 +90,15 @@ def _known(face: ControllerFace, once: Once) -> Lease | None:
         sentence = f"The request of this key is over: it was refused, or its lease {seen.lease} has ended."
         raise Problem(Reason.LEASE_OVER, sentence, "Request anew, with a new key.")
     return face.pool.leases[seen.lease]
+
+
+def _is_done(face: ControllerFace, once: Once, record: Lease) -> bool:
+    """Whether this change of the lease, by its key, has been made; its answer was lost."""
+    known = _known(face, once)
+    if known is not None and known.id != record.id:
+        sentence = "This Idempotency-Key came with a change of another lease before."
+        raise Problem(Trouble.KEY_REUSED, sentence, "Use a new key for each change.")
+    return known is not None
 
 
 def _parsed(call: Call) -> Request:
@@ -335,6 +340,9 @@ async def change(call: Call) -> Answer:
     if wrong:
         raise Problem.refused(wrong)
     said: dict[str, Any] = {}
+    once = _once(call) if what == "extend" else None  # everything else can be said twice
+    if once and _is_done(face, once, record):
+        return Answer(lease_views.lease(face, record))
     if what == "share":
         said = _share(call, record, value)
     else:
@@ -346,7 +354,7 @@ async def change(call: Call) -> Answer:
             event = LeaseScaled(now=now, cause=by, lease=record.id, count=value)
         else:
             event = LeaseKept(now=now, cause=by, lease=record.id)
-        accepted(call, event)
+        accepted(call, event, once)
     return Answer({**lease_views.lease(face, record), **said})
 
 
@@ -449,6 +457,7 @@ ROUTES = (
         handler=change,
         about="Change one thing of a lease: extend, keep, gpus or share. Whoever shares it runs code as you.",
         scope="use",
+        once=True,
         query={"restart": _RESTART},
         body="Change",
         answers={200: "Lease"},

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_gpupool.controller import schema
 from jupyter_gpupool.controller.records import Heard, Once, Records, Seen, StoreError, redacted
-from jupyter_gpupool.core.model import PoolEvent, RequestSubmitted, decode, encode
+from jupyter_gpupool.core.model import LeaseExtended, PoolEvent, RequestSubmitted, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -218,8 +218,9 @@ class Store(Records):
         seq, chain = self._seq + 1, zlib.crc32(text.encode(), self._chain)
         with self._db.transaction() as sql:
             sql.execute("INSERT INTO journal VALUES (?, ?, ?, ?)", (seq, event.now, text, chain))
-            if once is not None and isinstance(event, RequestSubmitted):
-                self._keep_key(sql, once, event.request.id, event.now)
+            if once is not None and isinstance(event, RequestSubmitted | LeaseExtended):
+                lease = event.request.id if isinstance(event, RequestSubmitted) else event.lease
+                self._keep_key(sql, once, lease, event.now)
             if heard is not None:
                 self._keep_heard(sql, heard)
         self._seq, self._chain = seq, chain
