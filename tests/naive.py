@@ -167,12 +167,13 @@ class Naive:
     def differs(self, event: PoolEvent) -> bool:
         """Whether demands, quotas or devices are others after an event.
 
-        They are when somebody's lease has ended, and when something came free that nobody was asked to give:
-        whoever is granted that may be above their share by it, and be asked for it by right.
+        They are when somebody's lease has ended, or begun to, and when something came free that nobody was
+        asked to give: whoever is granted that may be above their share by it, and be asked for it by right.
         """
         before, self.wanting = (
             self.wanting,
-            {each.id for each in self.pool.leases.values() if not each.ended_at},
+            {each.id for each in self.pool.leases.values() if each.state != "draining" or each.suspending}
+            - {*self.pool._state.ended},
         )
         if not isinstance(event, STILL) or self.wanting != before:
             return True

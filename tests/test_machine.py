@@ -221,6 +221,17 @@ def taken(claimant: str, victim: str) -> Reclaim:
     return Reclaim(now=0, lease=claimant, user="", project="", victims=(gave,), **amounts)
 
 
+def test_who_is_over_wants_nothing_any_more_though_their_processes_have_yet_to_end():
+    world = naive.Naive()
+    world.ask(("lab", "ann"), time_limit=HOUR)
+    world.obey_all(20)
+    world.look_at(taken("a", "b"))
+    world.wait(HOUR)
+    assert world.pool.leases["r1"].state == "draining"
+    world.look_at(taken("b", "a"))
+    assert world.counts["loops"] == 0
+
+
 @pytest.mark.parametrize(
     ("between", "circles"),
     [
