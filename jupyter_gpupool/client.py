@@ -95,7 +95,7 @@ class RequestOptions(TypedDict, total=False):
 
 
 class _Pool:
-    """What the blocking and the asynchronous pool have in common: where it is."""
+    """What the blocking and the asynchronous pool have in common: where it is, and how that is said."""
 
     def __init__(
         self,
@@ -107,6 +107,11 @@ class _Pool:
         source: str = HERE,
     ) -> None:
         self.address: Address = find(url, token, ca, start=start, source=source)
+        self._reach()
+
+    def _reach(self) -> None:
+        """Make the connection; nothing is said over it yet."""
+        raise NotImplementedError
 
     @property
     def url(self) -> str:
@@ -132,16 +137,7 @@ class Pool(_Pool):
         PoolError: There is no pool, or it does not let you in.
     """
 
-    def __init__(
-        self,
-        url: str | None = None,
-        token: str | None = None,
-        ca: str | None = None,
-        *,
-        start: bool = True,
-        source: str = HERE,
-    ) -> None:
-        super().__init__(url, token, ca, start=start, source=source)
+    def _reach(self) -> None:
         self._connection = Connection(self.address)
 
     def carry_out(self, what: Steps[T]) -> T:
@@ -353,16 +349,7 @@ class Pool(_Pool):
 class AsyncPool(_Pool):
     """A pool of GPUs, for code that awaits: the same as `Pool`, with `await` before each call."""
 
-    def __init__(
-        self,
-        url: str | None = None,
-        token: str | None = None,
-        ca: str | None = None,
-        *,
-        start: bool = True,
-        source: str = HERE,
-    ) -> None:
-        super().__init__(url, token, ca, start=start, source=source)
+    def _reach(self) -> None:
         self._connection = AsyncConnection(self.address)
 
     async def carry_out(self, what: Steps[T]) -> T:

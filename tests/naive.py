@@ -92,6 +92,8 @@ TOO_MUCH = (Project(name="lab", quota=gpus(9)), Project(name="open", quota=gpus(
 DEFAULTS = Defaults(
     min_run=10 * MINUTE, grace=2 * MINUTE, time_limit=HOUR, idle_timeout=20 * MINUTE, half_life=6 * HOUR
 )
+#: A lease in one of these wants nothing any more, unless it gives back for a while only.
+OVER = ("draining", "ended")
 #: Events after which demands, quotas and devices are as before.
 STILL = (Tick, LeaseStarted, SliceStarted, SliceDrained, SliceFreed, LeaseFreed)
 
@@ -172,8 +174,7 @@ class Naive:
         """
         before, self.wanting = (
             self.wanting,
-            {each.id for each in self.pool.leases.values() if each.state != "draining" or each.suspending}
-            - {*self.pool._state.ended},
+            {ident for ident, each in self.pool.leases.items() if each.state not in OVER or each.suspending},
         )
         if not isinstance(event, STILL) or self.wanting != before:
             return True
