@@ -88,7 +88,8 @@ class Cells:
             lease.release()
 
     def close(self) -> None:
-        """Hang up."""
+        """Hang up; which namespaces were used is kept in mind."""
+        self._last = None
         for way in self._ways.values():
             with contextlib.suppress(Exception):
                 way.close()
@@ -172,8 +173,10 @@ class Cells:
 
     def _way(self, lease: Lease, part: str) -> Way:
         way = self._ways.get((lease.id, part))
-        if way is not None and way.is_open:
-            return way
+        if way is not None:
+            if way.is_open:
+                return way
+            self._ways.pop((lease.id, part)).close()  # its other half may still wait
         if not part:
             raise Unreachable("it is being replaced")
         from jupyter_gpupool import _steps as steps

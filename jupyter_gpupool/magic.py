@@ -213,9 +213,8 @@ class GPUPool(Magics, Configurable):
 
     def close(self) -> None:
         """Close the connections to the pool; leases stay."""
-        cells, self._cells = self._cells, None
-        if cells is not None:
-            cells.close()
+        if self._cells is not None:  # kept: a cell that is running may have asked for the pool
+            self._cells.close()
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 #: matplotlib draws into the notebook, as it does in a kernel.
 _BACKEND = "module://matplotlib_inline.backend_inline"
+#: Seconds that a cell's reaction to an interrupt waits for the host to be told of it.
+_NOTICE = 0.1
 
 
 class CellError(Exception):
@@ -118,7 +120,7 @@ class _Cells:
         """Raise an interrupt in the cell, if one runs."""
         del number, frame
         if self._running:  # else the cell has ended in the same moment
-            self._line.say({"say": "interrupted"})
+            self._line.tell({"say": "interrupted"}, _NOTICE)
             if not self._shell.preparing:
                 raise KeyboardInterrupt
             self._shell.interrupted = True
@@ -129,7 +131,7 @@ class _Cells:
         try:
             try:
                 self._running = True
-                self._line.say({"say": "running"})  # from here on an interrupt reaches the cell
+                self._line.tell({"say": "running"})  # from here on an interrupt reaches the cell
                 error = self._steps(order)
             finally:
                 self._running = False

@@ -76,7 +76,13 @@ class CellServer:
         return Status.dont_reply
 
     async def shell(self) -> ShellProcess:
-        """Answer with the shell; one that has ended is replaced."""
+        """Answer with the shell; one that has ended is replaced.
+
+        A cell that is withdrawn meanwhile leaves a shell for the next one, rather than half a process.
+        """
+        return await asyncio.shield(self._started())
+
+    async def _started(self) -> ShellProcess:
         async with self._starting:
             if self._shell is None or not self._shell.alive:
                 shell = ShellProcess(self._hear, lambda why: self._lost(shell, why))
@@ -121,9 +127,7 @@ class CellServer:
         if cell is None:
             return  # a process that a cell has left running goes on talking
         if message["say"] == "running":
-            cell.running = True
-            if cell.interrupted:
-                self._signal(cell)
+            cell.running.set()
             return
         if message["say"] == "interrupted":
             cell.noticed.set()
@@ -159,17 +163,10 @@ class CellServer:
         cell = self._cell
         if cell is None or cell.visit is not visit:
             return False
-        cell.interrupted = True
-        if cell.running:
-            self._signal(cell)
-        return True
-
-    def _signal(self, cell: _Cell) -> None:
-        cell.noticed.clear()
-        cell.shell.signal(signal.SIGINT)
-        task = asyncio.create_task(_insist(cell))
+        task = asyncio.create_task(_stop(cell))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
+        return True
 
     async def pass_on(self, visit: _Visit, message: Message) -> None:
         """Send the running cell what it waits for."""
@@ -188,24 +185,32 @@ class _Cell:
     over: asyncio.Event = field(default_factory=asyncio.Event)
     noticed: asyncio.Event = field(default_factory=asyncio.Event)
     #: The shell has begun with it: a signal before that would hit none, or the one before.
-    running: bool = False
-    #: It was to be interrupted, perhaps before it ran.
-    interrupted: bool = False
+    running: asyncio.Event = field(default_factory=asyncio.Event)
     #: Why the shell cannot be used after it.
     spoilt: str = ""
 
 
-async def _insist(cell: _Cell) -> None:
-    """End a shell whose C code does not let Python notice an interrupt."""
-    ends = [asyncio.create_task(each.wait()) for each in (cell.noticed, cell.over)]
-    done, _ = await asyncio.wait(ends, timeout=UNHEARD, return_when=asyncio.FIRST_COMPLETED)
-    for each in ends:
-        each.cancel()
-    if not done:
+async def _stop(cell: _Cell) -> None:
+    """Interrupt a cell, and end a shell whose C code does not let Python notice it."""
+    await _first(cell.running, cell.over)
+    if cell.over.is_set():
+        return  # what runs now is another's
+    cell.noticed.clear()
+    cell.shell.signal(signal.SIGINT)
+    if not await _first(cell.noticed, cell.over):
         cell.shell.why = (
             f"C code in the cell did not react to an interrupt within {UNHEARD:g} s and was ended"
         )
         await cell.shell.end()
+
+
+async def _first(*events: asyncio.Event) -> bool:
+    """Wait until one of them has happened; False if none does in time."""
+    ends = [asyncio.create_task(each.wait()) for each in events]
+    done, _ = await asyncio.wait(ends, timeout=UNHEARD, return_when=asyncio.FIRST_COMPLETED)
+    for each in ends:
+        each.cancel()
+    return bool(done)
 
 
 class _Visit:

@@ -3,18 +3,22 @@
 Rule 1: nothing pickled is read here. What a cell sends or fetches passes as bytes, in pieces, so that neither
         side needs room for all of it.
 Rule 2: the main thread of the shell never touches the socket: an interrupt may hit it anywhere, and half a
-        message would end the line.
+        message would end the line. It holds no lock either while it says something, for the handler of
+        the interrupt says something too.
+Rule 3: C code may keep the thread that speaks from running. What the host must have heard before such code
+        begins is waited for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import os
 import queue
 import signal
 import threading
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -31,6 +35,8 @@ PIECE = 2**22
 _MANY, _FEW, _LARGE = 1000, 4, 2**20
 #: Seconds in which what is printed is put together.
 _TOGETHER = 0.01
+#: Seconds between two looks at whether something has been said.
+_MOMENT = 0.001
 _LENGTH = 4
 
 
@@ -87,30 +93,38 @@ class Line:
         self.pid = os.getpid()
         #: What the host has said.
         self.heard: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._unsaid: deque[Message] = deque()
-        self._something = threading.Event()
+        self._unsaid: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        #: Messages (their `id`) that somebody waits to be on their way.
+        self._awaited: set[int] = set()
         for work in (self._listen, self._speak):
             threading.Thread(target=work, name="gpupool-line", daemon=True).start()
 
     def say(self, message: Message) -> None:
         """Say something to the host; waits, and can be interrupted, while too much has not been heard yet."""
-        self._unsaid.append(message)
-        self._something.set()
+        self._unsaid.put(message)
         large = any(len(each) > _LARGE for each in message.values() if isinstance(each, str | bytes))
-        while len(self._unsaid) > (_FEW if large else _MANY):
-            time.sleep(0.001)
+        while self._unsaid.qsize() > (_FEW if large else _MANY):
+            time.sleep(_MOMENT)
+
+    def tell(self, message: Message, seconds: float = math.inf) -> None:
+        """Say something and wait until it is on its way, or for so many seconds."""
+        self._awaited.add(id(message))
+        self.say(message)
+        end = time.monotonic() + seconds
+        while id(message) in self._awaited and time.monotonic() < end:
+            time.sleep(_MOMENT)
 
     def _speak(self) -> None:
         while True:
-            self._something.wait()
-            self._something.clear()
             together = _together(self._unsaid)
             for message in together:
                 try:
                     self._line.sendall(pack(message))
                 except OSError:
                     _end()
-            if together and together[-1]["say"] == "stream":
+                    return
+                self._awaited.discard(id(message))
+            if together[-1]["say"] == "stream":
                 time.sleep(_TOGETHER)
 
     def _listen(self) -> None:
@@ -125,18 +139,18 @@ def _end() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _together(unsaid: deque[Message]) -> list[Message]:
-    """Take out all that waits, with what was printed in a row put together."""
-    taken: list[Message] = []
+def _together(unsaid: queue.SimpleQueue[Message]) -> list[Message]:
+    """Wait for something and take out all that waits, with what was printed in a row put together."""
+    taken = [unsaid.get()]
     texts: list[str] = []
-    while unsaid:
-        message = unsaid.popleft()
-        last = taken[-1] if taken else {}
-        if message["say"] == last.get("say") == "stream" and message["name"] == last["name"]:
-            texts.append(message["text"])
-            continue
-        _close(taken, texts)
-        taken.append(message)
+    with contextlib.suppress(queue.Empty):
+        while True:
+            message, last = unsaid.get_nowait(), taken[-1]
+            if message["say"] == last["say"] == "stream" and message["name"] == last["name"]:
+                texts.append(message["text"])
+                continue
+            _close(taken, texts)
+            taken.append(message)
     _close(taken, texts)
     return taken
 
