@@ -43,7 +43,8 @@ def evidence_words(said: Mapping[str, Any]) -> list[str]:
         lines.append(_reading(found["readings"][-1]))
     if found.get("strikes"):
         times = ", ".join(_clock(each) for each in found["strikes"])
-        lines.append(f"It was taken out {len(found['strikes'])} time(s) within a week: {times}.")
+        often = "once" if len(found["strikes"]) == 1 else f"{len(found['strikes'])} times"
+        lines.append(f"It was taken out {often} within a week: {times}.")
     if said.get("probation"):
         lines.append(f"It is on probation until {_clock(found.get('probation_until'))}.")
     return lines

@@ -14,6 +14,7 @@ import sys
 from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from jupyter_gpupool import display, tables
 from jupyter_gpupool._http import Call, Connection, PoolError, Trouble, get
@@ -102,6 +103,10 @@ def _own_name() -> str:
     return socket.gethostname()
 
 
+#: Where only this machine reaches a pool.
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
 class Started(dict[str, Any]):
     """A pool that runs, and the lines by which others come to it."""
 
@@ -111,12 +116,22 @@ class Started(dict[str, Any]):
                 f"The pool runs at {self['url']}.",
                 *display.pool_words(self),
                 "",
+                *self._reach(),
                 "A machine with GPUs joins it with (once each; a new line: `jupyter gpupool start` again):",
                 f"    jupyter gpupool agent {self['agent']}",
-                "You use it from other machines after (once; others: `jupyter gpupool token new USER`):",
+                "You use it from elsewhere after (once; others: `jupyter gpupool token new USER`):",
                 f"    jupyter gpupool login {self['login']}",
             ]
         )
+
+    def _reach(self) -> list[str]:
+        """Say that nobody comes from other machines, where that is so: the lines would not work there."""
+        if urlsplit(self["url"]).hostname not in _LOOPBACK:
+            return []
+        return [
+            "It listens on this machine only. For others to come: `jupyter gpupool stop`, then",
+            "`jupyter gpupool start --host 0.0.0.0`. Until then the lines below work on this machine only.",
+        ]
 
 
 def _stop(_: None, args: Namespace) -> str:
@@ -240,13 +255,20 @@ def _hang(machine: Any, args: Namespace) -> str:
     return f"The driver's calls on {args.device} hang for {args.seconds:g} s."
 
 
+#: What a driver says in the place of a reading that this GPU has not.
+_UNREAD = "not supported"
+
+
 def _set(machine: Any, args: Namespace) -> str:
     name, equals, value = (args.value or "").partition("=")
     if not equals:
         raise Misuse(
             "jupyter gpupool simulate set needs a device and FIELD=VALUE, such as gpu3 temperature=95."
         )
-    machine.set(_device(args), name, number(value) if value else None)
+    reading = number(value) if value else None
+    if isinstance(reading, str) and reading != _UNREAD:
+        raise Misuse(f"{value!r} is no reading: give a number, such as {name}=95, or {name}= for as it is.")
+    machine.set(_device(args), name, reading)
     return f"{args.device}: {name} reads {value or 'as it is'} now; the pool looks every 15 s."
 
 

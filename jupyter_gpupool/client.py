@@ -199,7 +199,7 @@ class Pool(_Pool):
             ended: Those that have ended too.
         """
         found = self.carry_out(steps.leases(everybody=everybody, ended=ended))
-        return display.lease_rows(Lease(self, data) for data in found)
+        return display.lease_rows((Lease(self, data) for data in found), everybody=everybody)
 
     def lease(self, name: str | None = None) -> Lease:
         """Find one of your leases by its name or id; without one, the only lease that you have.
@@ -388,7 +388,7 @@ class AsyncPool(_Pool):
     async def leases(self, *, everybody: bool = False, ended: bool = False) -> list[AsyncLease]:
         """List your leases and pending requests, or everybody's. See `Pool.leases`."""
         found = await self.carry_out(steps.leases(everybody=everybody, ended=ended))
-        return display.lease_rows(AsyncLease(self, data) for data in found)
+        return display.lease_rows((AsyncLease(self, data) for data in found), everybody=everybody)
 
     async def lease(self, name: str | None = None) -> AsyncLease:
         """Find one of your leases by its name or id; without one, the only lease that you have."""

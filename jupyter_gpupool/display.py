@@ -347,9 +347,10 @@ def trial_words(answer: Mapping[str, Any]) -> list[str]:
 # ------------------------------------------------------------------------------------------------------ lists
 
 
-def lease_rows(leases: Iterable[Any]) -> Rows:
+def lease_rows(leases: Iterable[Any], *, everybody: bool = False) -> Rows:
     """Show leases."""
-    return Rows(leases, LEASE_COLUMNS, "You have no lease.")
+    none = "No lease is to be seen: yours there are none, and those of others only administrators see."
+    return Rows(leases, LEASE_COLUMNS, none if everybody else "You have no lease.")
 
 
 def device_rows(answer: Mapping[str, Any]) -> Rows:
@@ -399,6 +400,13 @@ def _some(name: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda row: f"{row[name]:g}" if row[name] else ""
 
 
+#: Columns in GPU hours, with what the note below the table says of those that are shown.
+_HOURS: tuple[tuple[str, Callable[[Mapping[str, Any]], str], str], ...] = (
+    ("lately", _hours("decayed"), "lately (decayed)"),
+    ("in all", _hours("used"), "in all"),
+    ("idle", _hours("idle"), "idle"),
+    ("taken back", _hours("lost"), "taken back (work that was undone)"),
+)
 #: How a project or a user stands.
 _STANDING: tuple[Column, ...] = (
     ("has", _some("gpus")),
@@ -409,7 +417,7 @@ _STANDING: tuple[Column, ...] = (
     ("tier", lambda row: row["tier"] or ""),
     ("deserved", _some("deserved")),
     ("borrowed", _some("borrowed")),
-    ("lately", _hours("decayed")),
+    _HOURS[0][:2],
 )
 
 
@@ -420,12 +428,12 @@ def usage_rows(answer: Mapping[str, Any]) -> Rows:
         ("user", operator.itemgetter("user")),
         ("leases", lambda row: row["leases"] or ""),
         *_STANDING,
-        ("in all", _hours("used")),
-        ("idle", _hours("idle")),
-        ("taken back", _hours("lost")),
+        *((title, show) for title, show, _ in _HOURS[1:]),
     )
-    note = "lately (decayed), in all, idle, taken back (work that was undone): in GPU hours."
-    return Rows(answer["usage"], columns, "Nobody has had any GPU.", note if answer["usage"] else "")
+    rows = answer["usage"]
+    hours = [words for title, show, words in _HOURS if any(show(row) for row in rows)]
+    note = f"{', '.join(hours)}: in GPU hours." if hours else ""
+    return Rows(rows, columns, "Nobody has had any GPU.", note)
 
 
 def move_rows(answer: Mapping[str, Any]) -> Rows:

@@ -51,8 +51,8 @@ def read_line(text: str) -> Line:
         line = None
     if line is None or not word.startswith(PREFIX) or line.kind not in KINDS:
         raise ValueError(
-            "This is not a line of a pool: copy the whole line that begins with gpupool: from "
-            "`jupyter gpupool start`, in one piece."
+            "This is not a line of a pool: copy the whole line that begins with gpupool: as `jupyter gpupool "
+            "start` or `jupyter gpupool token new` printed it, in one piece."
         )
     return line
 

@@ -42,6 +42,10 @@ _DEADLINE = Argument(
 )
 
 
+#: Orders after which work is taken again, unless the node takes none.
+_LETS_IN = ("uncordon", "undrain")
+
+
 @dataclass(frozen=True, slots=True)
 class _Upkeep:
     """Tells the pool that a device or node is to be used no more, or again."""
@@ -55,7 +59,11 @@ class _Upkeep:
             asked["deadline"] = number(args.deadline)
         said = {name: value for name, value in asked.items() if value is not None}
         answer = pool.call("POST", f"/v1/health/{args.target}", said) or {}
-        return f"{answer.get('name', args.target)} {self.said}."
+        name, still = answer.get("name", args.target), answer.get("cordoned", "")
+        if still and self.action in _LETS_IN:
+            node = name.rpartition("/")[0]
+            return f"{name} still takes no new work, nor does its node: {still}. `uncordon {node}` ends that."
+        return f"{name} {self.said}."
 
 
 #: The commands; `%gpupool` and `jupyter gpupool` have them all.

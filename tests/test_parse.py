@@ -62,6 +62,7 @@ GOOD = {
     "hours": ({"time_limit": "2h"}, {"time_limit": 2 * HOUR}),
     "hours and minutes": ({"time_limit": "1h30m"}, {"time_limit": 90 * MINUTE}),
     "hours and minutes, spaced": ({"time_limit": "1h 30 min"}, {"time_limit": 90 * MINUTE}),
+    "seconds of a line": ({"time_limit": "60"}, {"time_limit": MINUTE}),
     "seconds": ({"time_limit": 90}, {"time_limit": 90_000}),
     "a part of a second": ({"time_limit": 0.5}, {"time_limit": 500}),
     "no idle time-out": ({"idle_timeout": "never"}, {"idle_timeout": -1}),
@@ -222,6 +223,7 @@ BAD = {
         "'soon' is not a length of time.",
         "Give one with its unit, such as 2h or 30m, or seconds.",
     ),
+    "no unit": ({"time_limit": "2"}, "'2' has no unit.", "Did you mean 2h, 2m or 2s?"),
     "no time": ({"time_limit": 0}, "0 is no time at all.", "Give a time above zero, such as 2h."),
     "time that is over": (
         {"time_limit": "-2h"},

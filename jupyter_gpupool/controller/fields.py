@@ -27,10 +27,13 @@ LEAST_MEMORY = MIB
 MOST_MEMORY = 10**18
 #: A hundred years: longer is a slip as well.
 MOST_TIME = 36_500 * DAY
+#: Less time than this without a unit is rather hours or minutes, the unit forgotten.
+LEAST_PLAIN = 60_000
 TEXT_LENGTH = 256
 _PART = re.compile(r"([0-9.]+) *([A-Za-z]+)")
 #: Units of time that people write and Dask does not read.
 _UNITS = {"sec": "s", "secs": "s", "min": "m", "mins": "m", "hr": "h", "hrs": "h"}
+_PLAIN = re.compile(r"[0-9.]+")
 _DURATION = re.compile(r"(-?)((?:[0-9.]+ *[A-Za-z]+ *)+)")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -173,6 +176,8 @@ def size(value: Any) -> int:
 def duration(value: Any) -> int:
     """Read a length of time in milliseconds: "2h", "30m", "1h30m" or seconds.
 
+    Seconds that are a text, as in a line or a form, are at least a minute: nobody forgets a unit unnoticed.
+
     >>> duration("1h30m"), duration(90)
     (5400000, 90000)
     """
@@ -181,6 +186,11 @@ def duration(value: Any) -> int:
         raise Wrong(
             f"{shown(value)} is not a length of time.",
             "Give one with its unit, such as 2h or 30m, or seconds.",
+        )
+    if isinstance(value, str) and _PLAIN.fullmatch(value.strip()) and 0 < milliseconds < LEAST_PLAIN:
+        raise Wrong(
+            f"{shown(value)} has no unit.",
+            f"Did you mean {value.strip()}h, {value.strip()}m or {value.strip()}s?",
         )
     if milliseconds <= 0:
         raise Wrong(f"{shown(value)} is no time at all.", "Give a time above zero, such as 2h.")

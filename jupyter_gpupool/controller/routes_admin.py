@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from jupyter_gpupool.controller.face import ControllerFace
     from jupyter_gpupool.core.model import PoolEvent
     from jupyter_gpupool.core.pool import Pool
-    from jupyter_gpupool.core.state import Lease
+    from jupyter_gpupool.core.state import DeviceRecord, Lease
 
 #: The common name of an agent's certificate holds so much of it.
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
@@ -152,8 +152,17 @@ def _order(call: Call, target: str, action: str, said: dict[str, Any]) -> PoolEv
 
 
 def _ordered(pool: Pool, target: str) -> Answer:
-    """Say what was meant: people write "gpu3" for a device of some node."""
-    return Answer({"target": target, "name": pool.device_name(target) if target in pool.devices else target})
+    """Say what was meant, people write "gpu3" for a device of some node; and what still keeps work off it."""
+    if target in pool.nodes:
+        return Answer({"target": target, "name": target, "cordoned": pool.nodes[target].cordoned})
+    return Answer(
+        {"target": target, "name": pool.device_name(target), "cordoned": _cordon(pool, pool.devices[target])}
+    )
+
+
+def _cordon(pool: Pool, record: DeviceRecord) -> str:
+    """Say why a device takes no new work: by an order of its own, or by one on its node."""
+    return record.cordoned or pool.nodes[record.device.node].cordoned
 
 
 async def evidence(call: Call) -> Answer:
@@ -162,7 +171,7 @@ async def evidence(call: Call) -> Answer:
     target = resolve(pool, call.path["target"])
     if target not in pool.devices:
         said = f"Verdicts are on devices; {target} is a node."
-        raise Problem(Reason.BAD_REQUEST, said, "Name a device: `GET /v1/devices` lists them.")
+        raise Problem(Reason.BAD_REQUEST, said, f"Name a device of it, such as {target}/gpu0.")
     record = pool.devices[target]
     found = {
         "device": target,
@@ -170,7 +179,7 @@ async def evidence(call: Call) -> Answer:
         "verdict": record.verdict.value,
         "sentence": record.sentence,
         "probation": record.probation,
-        "cordoned": record.cordoned or pool.nodes[record.device.node].cordoned,
+        "cordoned": _cordon(pool, record),
         "evidence": json.loads(record.evidence or "{}"),
     }
     return Answer(found)

@@ -292,7 +292,8 @@ function label(draft: IDraft, trans: TranslationBundle): string {
 /** The time that a lease gets where none is said. */
 function usual(model: IPoolModel, draft: IDraft, trans: TranslationBundle): string {
   const own = model.projects.find(each => each.name === draft.project) ?? model.projects[0];
-  return own?.default_time ? trans.__('usually %1', duration(own.default_time)) : '2h';
+  const time = own?.default_time || model.defaults?.time_limit;
+  return time ? trans.__('usually %1', duration(time)) : '2h';
 }
 
 /** Say whether it would start now, and otherwise where it would stand and when it would start. */

@@ -19,6 +19,7 @@ import { API_PATH, call, ICallOptions, Problem } from './request';
 import type { IPoolModel, IStand, Topic } from './tokens';
 import type {
   Change,
+  Defaults,
   Device,
   Evidence,
   Explanation,
@@ -92,6 +93,10 @@ export class PoolModel extends VDomModel implements IPoolModel {
   }
   get projects(): readonly Project[] {
     return this._projects;
+  }
+
+  get defaults(): Defaults | null {
+    return this._defaults;
   }
   get usage(): readonly UsageRow[] {
     return this._usage;
@@ -338,7 +343,9 @@ export class PoolModel extends VDomModel implements IPoolModel {
       model._queue = (await model._call<Wire.Queue>('GET', ['queue'])).queue;
     },
     projects: async model => {
-      model._projects = (await model._call<Wire.ProjectsNow>('GET', ['projects'])).projects;
+      const now = await model._call<Wire.ProjectsNow>('GET', ['projects']);
+      model._projects = now.projects;
+      model._defaults = now.defaults;
     },
     usage: async model => {
       model._usage = (await model._call<Wire.Usage>('GET', ['usage'])).usage;
@@ -357,6 +364,7 @@ export class PoolModel extends VDomModel implements IPoolModel {
   private _everyone: Lease[] = [];
   private _queue: Waiting[] = [];
   private _projects: Project[] = [];
+  private _defaults: Defaults | null = null;
   private _usage: UsageRow[] = [];
   private _history: Hour[] = [];
   private _problem: Problem | null = null;

@@ -167,7 +167,7 @@ export class PoolSidebar extends SidePanel {
     this.node.setAttribute('aria-label', trans.__('GPU Pool'));
     const props: IViewProps = options;
     this.header.addWidget(new View(props, ['pool'], each => <Header {...each} />));
-    this._sections = sections(trans, () => this.reveal('leases'));
+    this._sections = sections(trans, () => this._sent());
     this._sections.forEach(each => {
       const panel = new PanelWithToolbar();
       panel.id = `jp-gpupool-${each.id}`;
@@ -201,6 +201,13 @@ export class PoolSidebar extends SidePanel {
       this._sections.forEach((each, n) => each.open && this._accordion.expand(n));
     }
     this._accordion.expand(at);
+  }
+
+  /** Show the leases when the form is sent; the focus, which the form takes away with it, goes there too. */
+  private _sent(): void {
+    this.reveal('leases');
+    const at = this._sections.findIndex(each => each.id === 'leases');
+    this._accordion.titles[at]?.focus();
   }
 
   /** Open the form and put the cursor into it, as soon as it is drawn. */

@@ -10,6 +10,7 @@ import type { ISignal } from '@lumino/signaling';
 import type { Problem } from './request';
 import type {
   Change,
+  Defaults,
   Device,
   Evidence,
   Explanation,
@@ -56,6 +57,8 @@ export interface IPoolModel extends VDomRenderer.IModel {
   readonly everyone: readonly Lease[];
   readonly queue: readonly Waiting[];
   readonly projects: readonly Project[];
+  /** What applies where neither a request nor its project says otherwise; null until it has been read. */
+  readonly defaults: Defaults | null;
   readonly usage: readonly UsageRow[];
   /** What I used in each hour of the last two weeks; hours in which I used nothing are left out. */
   readonly history: readonly Hour[];

@@ -22,6 +22,7 @@ export type Notice = Wire.Notices['notices'][number];
 export type Hour = Wire.History['hours'][number];
 export type UsageRow = Wire.Usage['usage'][number];
 export type Project = Wire.ProjectsNow['projects'][number];
+export type Defaults = Wire.ProjectsNow['defaults'];
 export type HealthAction = Wire.Health['action'];
 export type Log = Wire.Logs['logs'][number];
 export type Reason = Wire.Explanation['reasons'][number];

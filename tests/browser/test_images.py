@@ -13,6 +13,7 @@ from playwright.sync_api import expect
 
 from jupyter_gpupool import embedded
 from tests.browser.axe import violations
+from tests.browser.conftest import login
 from tests.conftest import wait_until
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ OPENED = {
 
 
 @pytest.fixture
-def busy(pool, others):
+def busy(pool, stranger):
     """Two projects; leases of one person, two who wait, work that runs, and a GPU that is lost."""
     machine = embedded.machine()
     devices = [each["uuid"] for each in pool.devices()]
@@ -49,7 +50,8 @@ def busy(pool, others):
     pool.request(vram="20GB", name="small", project="vision", time_limit="1h")
     pool.request(vram="40GB", name="notebook", project="vision", time_limit="14m")
     pool.request(gpus=6, name="sweep", project="vision", wait=False)
-    others.request(gpus=6, name="theirs", project="language", wait=False)
+    with login(pool, "maria") as other:  # her request only waits: no OS account is needed
+        other.request(gpus=6, name="translation", project="language", wait=False)
     for device, use in zip(devices, (97, 88, 41, 63, 0, 0, 12, 0), strict=True):
         machine.set(device, "utilisation", use)
     machine.lose(devices[7], 79)

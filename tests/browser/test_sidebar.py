@@ -456,6 +456,7 @@ def test_by_keyboard_alone(sidebar: Sidebar, pool):
     expect(sidebar.root.locator("form")).to_contain_text("Starts now.")
     page.keyboard.press("Enter")
     expect(sidebar.root.locator(".jp-gpupool-Lease")).to_contain_text("3 GPUs")
+    expect(sidebar.root.get_by_role("heading", name="My leases")).to_be_focused()
     tiles = sidebar.root.locator(".jp-gpupool-Tile")
     tiles.first.focus()
     page.keyboard.press("ArrowDown")
