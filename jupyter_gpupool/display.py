@@ -349,8 +349,11 @@ def trial_words(answer: Mapping[str, Any]) -> list[str]:
 
 def lease_rows(leases: Iterable[Any], *, everybody: bool = False) -> Rows:
     """Show leases."""
-    none = "No lease is to be seen: yours there are none, and those of others only administrators see."
-    return Rows(leases, LEASE_COLUMNS, none if everybody else "You have no lease.")
+    if not everybody:
+        return Rows(leases, LEASE_COLUMNS, "You have no lease.")
+    none = "You have no lease, and only administrators see those of others."
+    name, *others = LEASE_COLUMNS  # names are each person's own, so that others' are ended by their ids
+    return Rows(leases, (name, ("id", operator.itemgetter("id")), *others), none)
 
 
 def device_rows(answer: Mapping[str, Any]) -> Rows:

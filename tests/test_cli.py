@@ -104,6 +104,7 @@ def test_a_lease_from_request_to_release(run, pool):
     assert 7000 < lease.ends_at - time.time() <= 7200
 
     assert "sweep" in run("leases")[1]
+    assert lease.id in run("leases", "--all")[1]  # by which an administrator ends it
     assert run("why", "sweep")[1].strip()
     assert run("extend", "sweep", "--by", "1h")[0] == 0
     assert lease.refresh().ends_at - time.time() > 10000

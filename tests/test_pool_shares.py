@@ -72,6 +72,15 @@ class TestOrder:
             " project a is not (3 GPUs, 1 GPU more)."
         )
 
+    def test_what_is_served_is_said_in_hundredths_of_a_gpu(self):
+        made = world(nodes=1)
+        ask(made, "a0", milli=702)
+        ask(made, "a1", count=2)
+        ask(made, "b1", "b", count=2)
+        ask(made, "a2", count=2)
+        first = made.pool.explain("a2", made.now).sentences[0]
+        assert first.endswith("project a is not (2.7 GPUs, 0.7 GPUs more).")
+
     def test_among_equals_who_has_used_less_by_weight_comes_first(self):
         made = world(project("a", weight=1), project("b", weight=3), nodes=1)
         ask(made, "a1", count=2)

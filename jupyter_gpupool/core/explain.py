@@ -212,8 +212,13 @@ def _served(tenant: Tenant) -> str:
     """What a tenant is served of its share, or above it."""
     served, share = tenant.served[ANY], tenant.share[ANY]
     if served > share:
-        return f"{gpus(served)}, {gpus(served - share)} more"
-    return f"{served / WHOLE:g} of {gpus(share)}"
+        return f"{gpus(_hundredths(served))}, {gpus(_hundredths(served - share))} more"
+    return f"{_hundredths(served) / WHOLE:g} of {gpus(_hundredths(share))}"
+
+
+def _hundredths(milli: int) -> int:
+    """Round to hundredths of a GPU: more is noise in a sentence; what is less than one stays."""
+    return round(milli, -1) or milli
 
 
 def _reserved(state: State, kept: Reservation) -> Refusal:
