@@ -91,21 +91,20 @@ def place(tmp_path_factory):
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
     loop = asyncio.new_event_loop()
     folder = tmp_path_factory.mktemp("launch")
-    exits = {}
-    launchers = Launchers(folder, switches=False, environ={}, on_exit=exits.__setitem__)
+    launchers = Launchers(folder, switches=False, environ={})
 
     def do(work):
         return loop.run_until_complete(asyncio.wait_for(work, LONGEST))
 
-    yield Place(folder, launchers, do, exits)
+    yield Place(folder, launchers, do)
     do(launchers.close())
     loop.close()
     del os.environ["SECRET"], os.environ["PYTHONPATH"]
 
 
 class Place:
-    def __init__(self, folder, launchers, do, exits):
-        self.folder, self.launchers, self.do, self.exits = folder, launchers, do, exits
+    def __init__(self, folder, launchers, do):
+        self.folder, self.launchers, self.do = folder, launchers, do
         self.account = find_account("", switches=False)
 
     def order(self, name, **spec):
@@ -160,13 +159,45 @@ def test_cuda_is_not_initialised_before_the_fork(place):
 
 def test_the_exit_status_of_a_process_is_told(place):
     pid = place.do(place.launchers.start(place.account, place.order("two", seconds=0, code=7)))
+    assert place.do(place.launchers.exit_status(pid, LONGEST)) == 7
+    assert place.do(place.launchers.exit_status(pid, LONGEST)) is None, "it is told once"
 
-    async def wait():
-        while pid not in place.exits:  # noqa: ASYNC110
+
+def test_the_exit_status_of_a_process_that_ends_at_once_is_told_to_an_agent_that_was_busy_meanwhile(place):
+    """Both words, that it has been started and that it has ended, lie there when the agent looks again."""
+    launchers, order = place.launchers, place.order("at-once", seconds=0, code=7)
+
+    async def start():
+        starting = asyncio.create_task(launchers.start(place.account, order))
+        while not any(each.waiting for each in launchers._launchers.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        place.said("at-once")  # it holds up the loop, as a busy machine does
+        mark = f"test-{os.getpid()}:at-once"
+        until(lambda: not guard.marked(mark, guard.look()))
+        return await launchers.exit_status(await starting, LONGEST)
+
+    assert place.do(start()) == 7
+
+
+def test_a_process_that_is_started_after_its_order_was_given_up_is_ended(place, monkeypatch):
+    """Its slice may be somebody else's by then, or another process may stand in its place."""
+    place.do(place.launchers.warm(place.account))
+    launcher = place.launchers._launchers[place.account.uid, "", ()]
+    monkeypatch.setattr("jupyter_gpupool.node.launch.START", 0.1)
+    os.kill(launcher.popen.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(LaunchError, match="did not answer"):
+            place.do(place.launchers.start(place.account, place.order("late")))
+    finally:
+        os.kill(launcher.popen.pid, signal.SIGCONT)
+
+    async def ended():
+        while launcher.given_up:  # noqa: ASYNC110 - it is heard of
             await asyncio.sleep(0.01)
 
-    place.do(wait())
-    assert place.exits[pid] == 7
+    place.do(ended())
+    mark = f"test-{os.getpid()}:late"
+    until(lambda: not guard.marked(mark, guard.look()))
 
 
 def test_a_target_that_does_not_exist_leaves_its_reason_in_the_log(place):
@@ -218,7 +249,7 @@ def test_an_interpreter_that_says_what_is_not_so_is_ended_and_nobody_else_is(at_
     account = other if os.geteuid() == 0 else find_account("", switches=False)
 
     async def start():
-        launchers = Launchers(folder, switches=False, environ={}, on_exit=lambda *_: None)
+        launchers = Launchers(folder, switches=False, environ={})
         try:
             with pytest.raises(LaunchError):
                 await launchers.start(account, {"spec": {}}, python=str(python))
@@ -311,7 +342,7 @@ from pathlib import Path
 from jupyter_gpupool.node.launch import Launchers, find_account
 async def main():
     account = find_account("", switches=False)
-    launchers = Launchers(Path(sys.argv[1]), switches=False, environ={}, on_exit=lambda *_: None)
+    launchers = Launchers(Path(sys.argv[1]), switches=False, environ={})
     print(await launchers.start(account, eval(sys.argv[2])), flush=True)
     await asyncio.sleep(600)
 asyncio.run(main())

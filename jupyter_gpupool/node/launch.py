@@ -15,6 +15,7 @@ import logging
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -22,12 +23,9 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from jupyter_gpupool.node.guard import MARK, WIDTH, started_at, user_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from jupyter_gpupool.node.guard import MARK, WIDTH, send, started_at, user_of
 
 logger = logging.getLogger(__name__)
 
@@ -154,6 +152,10 @@ class _Launcher:
     ready: asyncio.Future[int]
     used: float
     waiting: dict[int, asyncio.Future[int]] = field(default_factory=dict)
+    #: Orders for whose process nobody waits any more.
+    given_up: set[int] = field(default_factory=set)
+    #: By PID: what becomes of its processes.
+    exits: dict[int, asyncio.Future[int | None]] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
 
 
@@ -166,14 +168,14 @@ class Launchers:
         *,
         switches: bool,
         environ: dict[str, str],
-        on_exit: Callable[[int, int], None],
     ) -> None:
         #: Where each launcher gets a folder of its own for its forkserver's socket; the path must be short.
         self._folder = folder
         self._switches = switches
         #: Variables on top of the allowed ones: the simulated machine, where there is one.
         self._environ = environ
-        self._on_exit = on_exit
+        #: By PID: the exit statuses of processes that have been started here, as soon as they are told.
+        self._exits: dict[int, asyncio.Future[int | None]] = {}
         self._launchers: dict[tuple[Any, ...], _Launcher] = {}
         self._starting: dict[tuple[Any, ...], asyncio.Lock] = {}
         self._numbers = itertools.count(1)
@@ -229,6 +231,8 @@ class Launchers:
             raise LaunchError(f"the launcher of {account.name} did not answer within {START:.0f} s") from None
         finally:
             launcher.waiting.pop(number, None)
+            if answer.cancelled():
+                launcher.given_up.add(number)
 
     async def start_in(
         self,
@@ -264,6 +268,19 @@ class Launchers:
     def _has(self, python: str) -> bool:
         """Whether an interpreter is here and another one than the agent's own."""
         return bool(python) and python != sys.executable and os.access(python, os.X_OK)
+
+    async def exit_status(self, pid: int, seconds: float) -> int | None:
+        """Answer with the exit status of a process that has ended; None where nobody tells it.
+
+        Args:
+            pid: As `start` has answered.
+            seconds: How long its launcher has to tell it; a former agent's tells nothing.
+        """
+        told = self._exits.pop(pid, None)
+        if told is None:
+            return None
+        await asyncio.wait([told], timeout=seconds)
+        return told.result() if told.done() else None
 
     def forkservers(self) -> list[int]:
         """PIDs of the forkservers that are up, those of former agents included."""
@@ -339,6 +356,8 @@ class Launchers:
         launcher.writer.close()
         await asyncio.to_thread(_reap, launcher.popen)
         self._made.discard(launcher.folder)
+        for told in launcher.exits.values():
+            told.set_result(None)
         why = LaunchError(_why_ended(launcher))
         for answer in (launcher.ready, *launcher.waiting.values()):
             if not answer.done():
@@ -353,7 +372,10 @@ class Launchers:
                 launcher.ready = asyncio.get_running_loop().create_future()
             launcher.ready.set_result(server)
         elif "exited" in message:
-            self._on_exit(message["exited"], message["code"])
+            if (told := launcher.exits.pop(message["exited"], None)) is not None:
+                told.set_result(int(message["code"]))
+        elif message.get("started") in launcher.given_up:
+            _end_late(launcher, message)
         else:
             answer = launcher.waiting.get(message.get("started", message.get("failed", 0)))
             if answer is None or answer.done():
@@ -361,7 +383,10 @@ class Launchers:
             if "failed" in message:
                 answer.set_exception(LaunchError(f"no process could be forked: {message['why']}"))
             else:
-                answer.set_result(_claimed(launcher, message["pid"]))
+                pid = _claimed(launcher, message["pid"])
+                # Here, not where it is waited for: one that ends at once is told of in the same breath.
+                self._exits[pid] = launcher.exits[pid] = asyncio.get_running_loop().create_future()
+                answer.set_result(pid)
 
     async def _end(self, launcher: _Launcher) -> None:
         self._launchers.pop(launcher.key, None)
@@ -410,6 +435,14 @@ def _claimed(launcher: _Launcher, pid: object) -> int:
     if not isinstance(pid, int) or pid < 0 or user_of(pid) not in (uid, -1):
         raise ValueError(f"process {pid!r:.40} is none of UID {uid}")
     return pid
+
+
+def _end_late(launcher: _Launcher, message: dict[str, Any]) -> None:
+    """End a process that came after its order was given up: another one may stand in its place by now."""
+    pid = _claimed(launcher, message["pid"])
+    launcher.given_up.discard(message["started"])
+    logger.warning("process %d was started too late; it is ended", pid)
+    send((pid, started_at(pid)), signal.SIGKILL)
 
 
 def _reap(popen: subprocess.Popen[bytes]) -> None:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that the launcher has to tell the exit status of a process that has been seen gone.
-_WORD = 0.05
+#: Seconds for what a process that has been seen gone said last, and for its launcher to tell its exit status.
+_WORD, _STATUS = 0.05, 2.0
 #: Seconds between two looks at whether somebody has stopped one, and how many in a row must find it so.
 _LOOK, _TIMES = 2.0, 3
 #: Seconds until a driver that has not said what it lists is asked again.
@@ -70,9 +70,7 @@ class Processes:
         self._switches = switches
         self._grace_s = grace_s
         self._sockets: dict[str, LeaseSocket] = {}
-        #: Exit statuses of processes in the table, by PID.
-        self._codes: dict[int, int] = {}
-        self._launchers = Launchers(table.run, switches=switches, environ=environ, on_exit=self._exited)
+        self._launchers = Launchers(table.run, switches=switches, environ=environ)
 
     async def warm(self) -> None:
         """Have a launcher ready for the agent's own user, who may be the only one.
@@ -140,7 +138,7 @@ class Processes:
         """Wait until a process has ended, and say so where it had not been told to."""
         await guard.wait_gone((entry.pid, entry.started))
         await asyncio.sleep(_WORD)
-        code = self._codes.pop(entry.pid, None)
+        code = await self._launchers.exit_status(entry.pid, _STATUS)
         if self._table.entries.get(entry.key) is entry and entry.state in (STARTING, RUNNING):
             said = self.tail(entry).strip().splitlines()
             self._failed(entry, _why(code, said[-1][:500] if said else "none"))
@@ -185,7 +183,6 @@ class Processes:
         if entry.key in self._sockets:
             await self._sockets.pop(entry.key).close()
         self._table.socket(entry.key).unlink(missing_ok=True)
-        self._codes.pop(entry.pid, None)
         return all(said)
 
     async def _end_all(self, entry: Entry, marks: Iterable[str], there: set[guard.Identity]) -> bool:
@@ -289,10 +286,6 @@ class Processes:
 
     def _uid(self, entry: Entry) -> int:
         return find_account(entry.user, switches=self._switches).uid
-
-    def _exited(self, pid: int, code: int) -> None:
-        if any(each.pid == pid for each in self._table.entries.values()):
-            self._codes[pid] = code
 
 
 def _why(code: int | None, last: str) -> str:
