@@ -80,7 +80,8 @@ async def test_an_administrator_takes_devices_and_nodes_out_of_service_by_any_of
         assert await called("gpu7", action="cordon") == "node-2/gpu3"  # counted over the nodes
         assert await called("GPU-node-2-0", action="drain") == "node-2/gpu0"
         assert await free() == 5
-        assert (await health("node-1", action="cordon")).data == {"target": "node-1", "name": "node-1"}
+        said = {"target": "node-1", "name": "node-1", "cordoned": "cordoned by adm"}
+        assert (await health("node-1", action="cordon")).data == said
         assert await free() == 2
         for target in ("node-1", "node-1/gpu0", "gpu7", "GPU-node-2-0"):
             assert (await health(target, action="uncordon")).status_code == 200

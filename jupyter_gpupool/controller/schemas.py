@@ -376,7 +376,7 @@ SCHEMAS: dict[str, Schema] = {
         {"devices": many(thing(_DEVICE)), "gone": many(TEXT), "sequence": WHOLE, "simulated": FLAG}
     ),
     "Evidence": thing(_EVIDENCE),
-    "Ordered": thing({"target": TEXT, "name": TEXT}),
+    "Ordered": thing({"target": TEXT, "name": TEXT, "cordoned": TEXT}),
     "Lease": thing(_LEASE, optional=("warning",)),
     "Leases": thing({"leases": many(ref("Lease")), "next": maybe(TEXT)}),
     "Explanation": thing(_EXPLANATION),
