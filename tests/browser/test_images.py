@@ -88,7 +88,7 @@ def test_every_panel_is_fit_for_everybody(sidebar: Sidebar, busy):
         sidebar.theme(f"JupyterLab {theme.title()}")
         for title, name, seen in SECTIONS:
             panel = sidebar.only(title)
-            expect(panel).to_contain_text(re.compile(seen))
+            expect(panel).to_contain_text(re.compile(seen), timeout=20_000)  # readings come every 15 s
             if name in OPENED:
                 opens, shows = OPENED[name]
                 for each in panel.locator(opens).all()[:1]:
