@@ -65,8 +65,7 @@ class Run:
                 except KeyboardInterrupt:
                     given_up = given_up or time.monotonic() + PATIENCE
                     self.stopped = True
-                    for way in list(self._open):
-                        way.send({"do": "interrupt"})
+                    self._interrupt()
         finally:
             for writer in self._copies.values():
                 writer.abandon()
@@ -81,6 +80,15 @@ class Run:
         ):  # interrupted: it may be on its way, and a cell whose notebook hangs up is stopped
             for target in self.targets:
                 target.way.close()
+            raise
+
+    def _interrupt(self) -> None:
+        try:
+            for way in list(self._open):
+                way.send({"do": "interrupt"})
+        except BaseException:  # interrupted again before all were told; as above
+            for way in list(self._open):
+                way.close()
             raise
 
     def _take(self, given_up: float) -> None:

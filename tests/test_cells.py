@@ -73,11 +73,29 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "cells.ipynb"
 
 
 @contextlib.contextmanager
-def interrupt_soon(seconds: float = 0.7):
-    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    yield
-    timer.cancel()
+def interrupt_when(begun: Path):
+    """Interrupt this process as soon as the cell has made a file, however late that is on a busy machine."""
+    over = threading.Event()
+
+    def wait():
+        while not over.wait(0.02):
+            if begun.exists():
+                time.sleep(0.1)  # what stands after it has begun, too
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def begin(folder: Path) -> str:
+    """Code with which a cell says that it has begun."""
+    return f"open({str(folder / 'begun')!r}, 'w').close()"
 
 
 def test_what_a_cell_prints_and_its_value_appear_here_and_its_variables_stay_there(cell, here, shell):
@@ -172,11 +190,11 @@ def test_what_cannot_come_back_is_named(cell, here):
 
 
 @pytest.mark.parametrize("code", ["import time; time.sleep(60)", "while True: pass", "!sleep 60"])
-def test_an_interrupt_stops_the_cell_and_nothing_else(cell, here, code):
+def test_an_interrupt_stops_the_cell_and_nothing_else(cell, here, code, tmp_path):
     cell("kept = 1; import os; pid = os.getpid()")
     began = time.monotonic()
-    with interrupt_soon():
-        shown = cell(code)
+    with interrupt_when(tmp_path / "begun"):
+        shown = cell(f"{begin(tmp_path)}\n{code}")
     assert isinstance(shown.error, KeyboardInterrupt)
     assert time.monotonic() - began < 20
     assert "True" in cell("kept == 1 and pid == os.getpid()").stdout
@@ -228,20 +246,20 @@ async def test_a_scheduler_that_takes_a_call_and_says_nothing_is_not_waited_for_
             await _cells._open({**said, "address": listener.contact_address}, "a/0")
 
 
-def test_a_cell_may_deal_with_an_interrupt_itself(cell, here):
-    with interrupt_soon():
+def test_a_cell_may_deal_with_an_interrupt_itself(cell, here, tmp_path):
+    with interrupt_when(tmp_path / "begun"):
         shown = cell(
             "import time\n"
-            "try:\n    time.sleep(60)\n"
+            f"try:\n    {begin(tmp_path)}; time.sleep(60)\n"
             "except KeyboardInterrupt:\n    time.sleep(4); print('saved')"
         )
     assert "saved" in shown.stdout, "although it took longer than C code would be given"
 
 
-def test_c_code_that_takes_no_notice_is_ended_and_that_is_said_once(cell, here, shell):
+def test_c_code_that_takes_no_notice_is_ended_and_that_is_said_once(cell, here, shell, tmp_path):
     cell("kept = 1")
-    with interrupt_soon():
-        shown = cell("import itertools\nsum(itertools.repeat(1, 10**12))")
+    with interrupt_when(tmp_path / "begun"):
+        shown = cell(f"import itertools\n{begin(tmp_path)}\nsum(itertools.repeat(1, 10**12))")
     assert isinstance(shown.error, NamespaceLost)
     assert "C code in the cell" in str(shown.error)
     assert type(cell("kept").error).__name__ == "NameError", "the next cell runs, in an empty namespace"
@@ -275,11 +293,11 @@ def test_c_code_that_begins_at_once_is_ended_too(cell, here):
     assert isinstance(cell("1").error, NamespaceLost)
 
 
-def test_a_cell_may_answer_an_interrupt_with_c_code(cell, here):
-    with interrupt_soon():
+def test_a_cell_may_answer_an_interrupt_with_c_code(cell, here, tmp_path):
+    with interrupt_when(tmp_path / "begun"):
         shown = cell(
             "import ctypes, time\n"
-            "try:\n    time.sleep(60)\n"
+            f"try:\n    {begin(tmp_path)}; time.sleep(60)\n"
             "except KeyboardInterrupt:\n    ctypes.PyDLL(None).sleep(4)\nprint('saved')"  # the GIL is kept
         )
     assert "saved" in shown.stdout, shown.error
@@ -314,6 +332,30 @@ def test_what_is_said_while_an_interrupt_says_something_arrives(monkeypatch):
     assert [each["number"] for each in arrived if each["say"] == "number"] == list(range(said))
     assert arrived.count({"say": "interrupted"}) == len(interrupts)
     assert not line._awaited
+    ours.shutdown(socket.SHUT_RDWR)
+    line.say({"say": "nothing"})
+    wait_until(lambda: len(ended) == 2, 10)  # both threads
+    ours.close()
+    theirs.close()
+
+
+def test_an_interrupt_waits_no_longer_than_it_may_while_nothing_is_heard(monkeypatch):
+    """The host is stopped, say, or the machine too busy for it, and the line is full."""
+    ended = []
+    monkeypatch.setattr(shell_line, "_end", lambda: ended.append(True))
+    ours, theirs = socket.socketpair()
+    line = Line(theirs)
+    line.say({"say": "display", "data": "x" * shell_line.PIECE})
+    wait_until(lambda: not line._unsaid.qsize(), 10)  # it is on its way, and nobody reads it
+    for _ in range(2 * shell_line._MANY):
+        line._unsaid.put({"say": "clear"})
+    handler = threading.Thread(target=line.tell, args=({"say": "interrupted"}, 0.05), daemon=True)
+    handler.start()
+    handler.join(10)
+    assert not handler.is_alive()
+    heard = queue.SimpleQueue()
+    threading.Thread(target=_hear, args=(ours, heard), daemon=True).start()
+    assert {"say": "interrupted"} in iter(lambda: heard.get(timeout=20), None)
     ours.shutdown(socket.SHUT_RDWR)
     line.say({"say": "nothing"})
     wait_until(lambda: len(ended) == 2, 10)  # both threads
@@ -400,6 +442,27 @@ def test_a_notebook_that_goes_away_has_its_cell_stopped_and_others_wait_their_tu
     shown = cell("print('mine')")
     assert "Another cell runs there" in shown.stderr
     assert shown.stdout == "mine\n"
+
+
+def test_two_interrupts_in_a_row_leave_no_slice_at_work_however_late_they_are_sent(
+    cell, shared_pool, shell, tmp_path
+):
+    def press():
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
+        # As on a busy machine: the thread that sends gets its turn late.
+        _cells.Loop.get().loop.call_soon_threadsafe(time.sleep, 1.0)
+        for _ in range(2):
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with shared_pool.request(gpus=2, name="both"):
+        pressing = threading.Thread(target=press)
+        pressing.start()
+        code = f"import os, time\nopen(f'{tmp_path}/{{os.getpid()}}', 'w').close()\ntime.sleep(600)"
+        assert isinstance(cell(code, "--lease both --on all").error, KeyboardInterrupt)
+        pressing.join()
+        shown = cell("print('next')", "--lease both --on all")
+    assert shown.stdout.count("next") == 2, shown.error
 
 
 def test_a_cell_on_all_slices_says_which_has_said_what(cell, shared_pool, shell):

@@ -107,9 +107,9 @@ class Line:
             time.sleep(_MOMENT)
 
     def tell(self, message: Message, seconds: float = math.inf) -> None:
-        """Say something and wait until it is on its way, or for so many seconds."""
+        """Say something and wait until it is on its way, or for so many seconds; much may be before it."""
         self._awaited.add(id(message))
-        self.say(message)
+        self._unsaid.put(message)
         end = time.monotonic() + seconds
         while id(message) in self._awaited and time.monotonic() < end:
             time.sleep(_MOMENT)
