@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -303,3 +304,29 @@ async def test_the_documentation_names_every_notice():
     missing = [str(each) for each in Notice if str(each) not in text]
     assert not missing
     assert json.dumps(app.SCHEMA_ID.format("notice"))[1:-1] in text
+
+
+async def test_who_asks_for_a_start_while_the_server_still_looks_for_a_pool_need_not_ask_again(monkeypatch):
+    """To look takes seconds on a busy machine; what is asked for meanwhile is done next, and at once."""
+    looking, go_on, tries = threading.Event(), threading.Event(), []
+
+    def find(_where, *, start):
+        tries.append(start)
+        looking.set()
+        assert go_on.wait(20)
+        raise PoolError(Trouble.NOT_STARTED, "There is none.")
+
+    monkeypatch.setattr(Where, "find", find)
+    pool = ServerPool(Where(), lambda *_: None, fresh_s=0.25, poll_s=2.0, retry_s=3600.0, ticket_s=60.0)
+    monkeypatch.setattr("jupyter_gpupool.server.link.FIRST_RETRY_S", 3600.0)
+    pool.start()
+    try:
+        assert await asyncio.to_thread(looking.wait, 20)
+        pool.link.try_now(start=True)
+        go_on.set()
+        async with asyncio.timeout(20):
+            while len(tries) < 2 or pool.link.state is not State.LOST:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.02)
+    finally:
+        await pool.close()
+    assert tries == [False, True]

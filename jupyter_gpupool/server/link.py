@@ -92,7 +92,7 @@ class Link:
         self._next_try = 0.0
         self._tries = 0
         self._start = where.start
-        #: Set whenever it is worth a try.
+        #: Set whenever it is worth a try; cleared as one begins: what is asked for meanwhile is the next.
         self.wake = asyncio.Event()
         self.state = State.LOOKING
         self.error: PoolError | None = None
@@ -142,6 +142,7 @@ class Link:
                 return self._connection
             if self.error is not None and self.pause():
                 raise _again(self.error)
+            self.wake.clear()
             try:
                 self._connection = await asyncio.to_thread(self._open)
             except PoolError as error:
@@ -157,12 +158,16 @@ class Link:
     async def _lose(self, error: PoolError, connection: AsyncConnection | None) -> None:
         if connection is self._connection:
             self._connection = None
-            self._next_try = time.monotonic() + min(self._retry_s, FIRST_RETRY_S * 2 ** min(self._tries, 10))
-            self._tries += 1
-            self._set(State.LOST, error)
+            if not self.wake.is_set():
+                self._rest()
+                self._set(State.LOST, error)
         if connection is not None:
             with contextlib.suppress(Exception):  # what is lost may be closed in any way
                 await connection.close()
+
+    def _rest(self) -> None:
+        self._next_try = time.monotonic() + min(self._retry_s, FIRST_RETRY_S * 2 ** min(self._tries, 10))
+        self._tries += 1
 
     def _won(self) -> None:
         self._tries = 0

@@ -66,7 +66,6 @@ class News:
     async def _wait(self, error: PoolError) -> None:
         """Wait until it is worth another try."""
         logger.debug("no news of the GPU pool: %s", error)
-        self._link.wake.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._link.wake.wait(), max(REST_S, self._link.pause()))
 
