@@ -9,6 +9,7 @@ import queue
 import signal
 import socket
 import stat
+import sys
 import threading
 import time
 from pathlib import Path
@@ -438,8 +439,16 @@ def test_a_notebook_that_goes_away_has_its_cell_stopped_and_others_wait_their_tu
     way = Way.open(connection, here.slices[0].id)
     way.send({"do": "run", "code": "import time\ntime.sleep(60)", "send": [], "fetch": [], "out": ""})
     wait_until(lambda: not way.inbox.empty())
-    threading.Timer(1.0, way.close).start()
+
+    def leave():
+        said = "Another cell runs there"
+        wait_until(lambda: said in getattr(sys.stderr, "getvalue", str)())  # what a cell shows is captured
+        way.close()
+
+    leaving = threading.Thread(target=leave)
+    leaving.start()
     shown = cell("print('mine')")
+    leaving.join()
     assert "Another cell runs there" in shown.stderr
     assert shown.stdout == "mine\n"
 

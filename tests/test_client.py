@@ -199,8 +199,10 @@ def test_a_request_that_finds_no_free_gpu_waits_and_says_why_and_where(pool):
 def test_a_waiting_request_is_granted_when_something_is_released(pool):
     first = pool.request(gpus=8, name="all")
     told = []
-    threading.Timer(1.0, first.release).start()
+    releasing = threading.Thread(target=lambda: (wait_until(lambda: told), first.release()))
+    releasing.start()
     second = pool.request(gpus=1, on_wait=told.append, timeout=60)
+    releasing.join()
     assert second.state == "active"
     assert told[0].state == "pending"
     assert first.refresh().state in ("draining", "ended")
