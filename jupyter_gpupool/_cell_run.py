@@ -1,12 +1,21 @@
 """One cell on its way: sent to the shells of a lease, and what they say shown here.
 
+Rule 1: an interrupt is taken note of, and heeded between two messages: raised wherever it hits it would lose
+        one, the end of the cell or a piece of a value.
+Rule 2: a second one that comes before the first is heeded is raised, and hangs up: a cell whose notebook
+        hangs up is stopped, whatever holds up the notebook.
+
 Not its business: which lease and which slices (`cells`), and how they are reached (`_cells`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import secrets
+import signal
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,11 +24,14 @@ from jupyter_gpupool import checkpoint
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Callable, Iterator
 
     from jupyter_gpupool._cells import Message, Way
 
 #: Seconds after which an interrupt that nobody answers ends the connection.
 PATIENCE = 15.0
+#: Seconds between two looks at whether a connection was cut, while nothing is said.
+LOOK = 0.5
 
 
 @dataclass(frozen=True)
@@ -47,58 +59,64 @@ class Run:
     asleep: bool = False
 
     def __post_init__(self) -> None:
-        self._inbox: queue.Queue[tuple[Way, Message]] = queue.Queue()
+        self._inbox: queue.SimpleQueue[tuple[Way, Message]] = queue.SimpleQueue()
         self._open = {target.way: target for target in self.targets}
         self._places = {target.way: target.place for target in self.targets}
         self._parts: dict[tuple[str, str, int], bytearray] = {}
         self._copies: dict[tuple[int, str], checkpoint.Writer] = {}
         self._began: set[tuple[int, str]] = set()
+        #: Tells its end from that of a cell before it.
+        self._name = secrets.token_hex(4)
+        #: There is an interrupt that is not heeded yet; when the last one that nobody answers is given up.
+        self._pressed = False
+        self._given_up = 0.0
 
     def go(self, order: Message) -> None:
         """Run it and show what it shows, until it has ended everywhere."""
-        self._send(order)
-        given_up = 0.0
         try:
-            while self._open:
-                try:
-                    self._take(given_up)
-                except KeyboardInterrupt:
-                    given_up = given_up or time.monotonic() + PATIENCE
-                    self.stopped = True
-                    self._interrupt()
+            with _interrupts(self._press):
+                self._send(order)
+                while self._open:
+                    if self._pressed:
+                        self._interrupt()
+                    self._take()
+                self.stopped = self.stopped or self._pressed
+        except BaseException:
+            self._hang_up()
+            raise
         finally:
             for writer in self._copies.values():
                 writer.abandon()
 
+    def _press(self) -> None:
+        if self._pressed:
+            raise KeyboardInterrupt
+        self._pressed = True
+        self._inbox.put((self.targets[0].way, {"say": "pressed"}))  # whoever waits for words wakes up
+
     def _send(self, order: Message) -> None:
-        try:
-            for target in self.targets:
-                target.way.inbox = self._inbox
-                target.way.send({**order, "shell": target.way.hello["shell"]})
-        except (
-            BaseException
-        ):  # interrupted: it may be on its way, and a cell whose notebook hangs up is stopped
-            for target in self.targets:
-                target.way.close()
-            raise
+        for target in self.targets:
+            target.way.inbox = self._inbox
+            target.way.send({**order, "cell": self._name, "shell": target.way.hello["shell"]})
 
     def _interrupt(self) -> None:
-        try:
-            for way in list(self._open):
-                way.send({"do": "interrupt"})
-        except BaseException:  # interrupted again before all were told; as above
-            for way in list(self._open):
-                way.close()
-            raise
+        self.stopped = True
+        self._given_up = self._given_up or time.monotonic() + PATIENCE
+        for way in list(self._open):
+            way.send({"do": "interrupt"})
+        self._pressed = False
 
-    def _take(self, given_up: float) -> None:
+    def _hang_up(self) -> None:
+        for way in list(self._open):
+            way.close()
+
+    def _take(self) -> None:
         try:
-            way, message = self._inbox.get(timeout=0.5)
+            way, message = self._inbox.get(timeout=LOOK)
         except queue.Empty:
-            # An interrupt may have hit this thread between taking the last word and heeding it.
             for way in [way for way in self._open if not way.is_open]:
                 self._on_cut(way, {})
-            if given_up and time.monotonic() > given_up:
+            if self._given_up and time.monotonic() > self._given_up:
                 self.asleep = True
                 self._open.clear()
             return
@@ -132,6 +150,8 @@ class Run:
     def _on_begins(self, way: Way, _: Message) -> None:
         for name, data in self.sent.items():
             for start in range(0, max(len(data), 1), checkpoint.PIECE):
+                if self._pressed:
+                    return  # the cell will wait for the rest when it is interrupted
                 end = start + checkpoint.PIECE
                 piece = {"name": name, "data": data[start:end], "last": end >= len(data)}
                 way.send({"do": "part", **piece})
@@ -140,6 +160,8 @@ class Run:
         way.hello = message
 
     def _on_done(self, way: Way, message: Message) -> None:
+        if message.get("cell", self._name) != self._name:
+            return
         if "fault" not in message:  # else what became of the namespace is said next
             self._open.pop(way, None)
 
@@ -194,6 +216,8 @@ class Run:
         way.send({"do": "found", "names": names})
         for name in names:
             for data, last in checkpoint.pieces(self.lease, place, name):
+                if self._pressed:
+                    return
                 way.send({"do": "part", "name": name, "data": data, "last": last})
 
     def values(self, args: Namespace) -> dict[str, Any]:
@@ -228,6 +252,20 @@ class Run:
 _HANDLERS = {
     name.removeprefix("_on_"): handler for name, handler in vars(Run).items() if name.startswith("_on_")
 }
+
+
+@contextlib.contextmanager
+def _interrupts(note: Callable[[], None]) -> Iterator[None]:
+    """Have interrupts noted, in the thread that hears them; where they are ignored they stay so."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: note())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _Shown:

@@ -109,7 +109,7 @@ class Way:
         #: Whether it goes to the slice's host itself, rather than through the scheduler.
         self.direct = direct
         #: What the shell says, with this way before it; the notebook's cell puts in its own queue.
-        self.inbox: queue.Queue[tuple[Way, Message]] = queue.Queue()
+        self.inbox: queue.SimpleQueue[tuple[Way, Message]] = queue.SimpleQueue()
         self._unsent: asyncio.Queue[Message] = asyncio.Queue(_UNSENT)
         loop = asyncio.get_running_loop()
         self._reading = loop.create_task(self._read())

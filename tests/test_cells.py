@@ -219,6 +219,21 @@ def test_an_interrupt_that_comes_before_the_cell_runs_stops_it_and_no_namespace(
     assert "(1, True)" in cell(f"kept, os.getpid() == {pid}").stdout
 
 
+def test_the_end_of_a_cell_is_taken_for_no_other_s(cell, here):
+    way = Way.open(here._pool.carry_out(_connection(here)), here.slices[0].id)
+    order = {"do": "run", "send": [], "fetch": [], "out": ""}
+    way.send({**order, "code": "1", "cell": "one"})
+    for _ in range(2):
+        way.send({"do": "interrupt"})  # before it began, or after
+    way.send({**order, "code": "2", "cell": "two"})
+    ends = []
+    while not ends or ends[-1] != "two":
+        said = way.inbox.get(timeout=20)[1]
+        ends += [said["cell"]] if said["say"] == "done" else []
+    way.close()
+    assert ends == ["one", "two"]
+
+
 def test_an_interrupt_while_a_cell_is_being_sent_stops_it(cell, here, monkeypatch):
     send = Way.send
 
@@ -381,6 +396,33 @@ def test_a_checkpoint_brings_back_what_was_lost_and_is_its_owner_s_alone(cell, h
     assert "`gpupool.restore()` in a cell brings back model" in str(shown.error)
     assert "{'w': 1}" in cell("gpupool.restore()\nmodel").stdout
     assert "no checkpoint of other" in str(cell("gpupool.restore('other')").error)
+
+
+def test_an_interrupt_loses_no_piece_of_a_checkpoint_wherever_it_hits(cell, here, monkeypatch):
+    add = checkpoint.Writer.add
+
+    def interrupted(writer, data, *, last):
+        monkeypatch.setattr(checkpoint.Writer, "add", add)
+        os.kill(os.getpid(), signal.SIGINT)
+        add(writer, data, last=last)
+
+    assert cell("gpupool.checkpoint(v='old')").error is None
+    monkeypatch.setattr(checkpoint.Writer, "add", interrupted)
+    shown = cell("gpupool.checkpoint(v='n' * 20_000_000)")
+    assert isinstance(shown.error, KeyboardInterrupt)
+    shown = cell("gpupool.restore('v'); len(v) in (3, 20_000_000)")
+    assert "True" in shown.stdout, shown.error
+
+
+def test_a_cell_may_close_its_standard_streams(cell, here):
+    pid = int(cell("import os; print(os.getpid())").stdout)
+    cell("os.close(1)")
+    process = psutil.Process(pid)
+    before = sum(process.cpu_times()[:2])
+    time.sleep(1.0)
+    assert sum(process.cpu_times()[:2]) - before < 0.15, "nothing runs meanwhile"
+    assert cell("print('still')").stdout == "still\n"
+    assert isinstance(cell("os._exit(0)").error, NamespaceLost)  # others have a shell that has them
 
 
 def test_what_the_first_cell_of_a_notebook_has_left_is_missed_when_it_is_gone(cell, lasting, shell):

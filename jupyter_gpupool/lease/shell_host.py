@@ -100,7 +100,7 @@ class CellServer:
                 await visit.welcome(shell, self._why)
                 await visit.say({"say": "lost", "why": self._why or "it was started anew"})
                 return
-            cell = self._cell = _Cell(visit, shell)
+            cell = self._cell = _Cell(visit, shell, str(order.get("cell", "")))
             shell.fresh = False
             keeping = asyncio.create_task(self._keep(visit))
             try:
@@ -134,6 +134,8 @@ class CellServer:
             return
         if "fault" in message:
             cell.spoilt = await self._judge(message)
+        if message["say"] == "done":
+            message["cell"] = cell.name
         await cell.visit.say(message)
         if message["say"] == "done":
             if cell.spoilt:
@@ -181,6 +183,8 @@ class _Cell:
 
     visit: _Visit
     shell: ShellProcess
+    #: What its notebook calls it.
+    name: str
     #: It has ended; Python has noticed an interrupt.
     over: asyncio.Event = field(default_factory=asyncio.Event)
     noticed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -220,6 +224,8 @@ class _Visit:
         self._comm = comm
         self._cells = cells
         self._running: asyncio.Task[None] | None = None
+        #: What the notebook calls the cell that runs, or waits.
+        self._name = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self.gone = False
 
@@ -232,6 +238,7 @@ class _Visit:
         """Do what the notebook says."""
         do = message.get("do")
         if do == "run":
+            self._name = str(message.get("cell", ""))
             self._running = asyncio.create_task(self._cells.run(self, message))
             self._tasks.add(self._running)
             self._running.add_done_callback(self._failed)
@@ -262,13 +269,14 @@ class _Visit:
 
     async def _interrupt(self) -> None:
         if self._withdraw():
-            await self.say({"say": "done", "ok": False})
+            await self.say({"say": "done", "ok": False, "cell": self._name})
 
     def _withdraw(self) -> bool:
         """Interrupt the cell; True if it still waits for its turn, and now does not any more."""
         if self._cells.interrupt(self) or self._running is None or self._running.done():
             return False
         self._running.cancel()
+        self._running = None  # so that it is said once
         return True
 
     def _failed(self, task: asyncio.Task[None]) -> None:

@@ -81,7 +81,7 @@ class Outside:
 
     def flush(self) -> None:
         """Say what has been written so far, before a cell is said to be done."""
-        for descriptor in self._reading:
+        for descriptor in list(self._reading):
             self._pass_on(descriptor)
 
     def _take_over(self, descriptor: int) -> int:
@@ -99,8 +99,12 @@ class Outside:
 
     def _pass_on(self, descriptor: int) -> None:
         with self._lock, contextlib.suppress(BlockingIOError):
-            text = os.read(descriptor, _PIPE).decode(errors="replace")
-            self._line.say({"say": "stream", "name": self._reading[descriptor], "text": text})
+            data = os.read(descriptor, _PIPE)
+            if data:
+                text = data.decode(errors="replace")
+                self._line.say({"say": "stream", "name": self._reading[descriptor], "text": text})
+            else:  # a cell has closed the other end
+                self._reading.pop(descriptor, None)
 
 
 class Publisher(DisplayPublisher):
